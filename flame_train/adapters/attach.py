@@ -54,10 +54,10 @@ class Attached:
     def _interleaved(self, names: Sequence[str]) -> Iterator[Parameter]:
         """First matrices of all the layers, then second ones; of layers with other matrices, layer by layer."""
         matrices = [self.adapters[name].parameters() for name in names]
-        if len({tuple(found) for found in matrices}) == 1:
-            yield from (found[which] for which in matrices[0] for found in matrices)
+        if len({tuple(parts) for parts in matrices}) == 1:
+            yield from (parts[which] for which in matrices[0] for parts in matrices)
         else:
-            yield from (p for found in matrices for p in found.values())
+            yield from (p for parts in matrices for p in parts.values())
 
     def limit(self, max_norm: float) -> None:
         """Makes every update smaller whose norm is above `max_norm`: device work only."""
@@ -138,10 +138,10 @@ def attach(
         model.ensure_loaded(name)
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         first = kind.initial(layer, own_rank, own_alpha, rng)
-        made = kind.from_factors(layer, first, 1.0, _maker(name, layer, make_parameter))
+        adapter = kind.from_factors(layer, first, 1.0, _maker(name, layer, make_parameter))
         left_out = chances or Chances()
         left_out = left_out if own.dropout is None else replace(left_out, dropout=own.dropout)
-        adapters[name] = layer.adapter = dropping(made, name, left_out, drops, per_sample_sign)
+        adapters[name] = layer.adapter = dropping(adapter, name, left_out, drops, per_sample_sign)
     return Attached(model, MappingProxyType(adapters), drops, kind.files.written.get(UP, ""))
 
 
@@ -163,8 +163,8 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
     adapters: dict[str, Any] = {}
     for name, f in factors.items():
         model.ensure_loaded(name)
-        made = ADAPTERS[f.kind]().from_factors(layers[name], f, strength, _maker(name, layers[name]))
-        adapters[name] = layers[name].adapter = made
+        adapter = ADAPTERS[f.kind]().from_factors(layers[name], f, strength, _maker(name, layers[name]))
+        adapters[name] = layers[name].adapter = adapter
     return Attached(model, MappingProxyType(adapters))
 
 

@@ -99,14 +99,14 @@ def _modern(module: str) -> str:
 @lru_cache(maxsize=4)
 def spellings(family: LoraFamily) -> Mapping[str, MatchedKey]:
     """Returns every spelling of every module of the family. ValueError if one spelling could mean two modules."""
-    found: dict[str, MatchedKey] = {}
+    by_spelling: dict[str, MatchedKey] = {}
     for component in family.components:
         for module in component.modules:
             for spelling, place in _spellings_of(component, module):
-                known = found.setdefault(spelling, place)
+                known = by_spelling.setdefault(spelling, place)
                 if (known.component, known.module, known.path) != (place.component, place.module, place.path):
                     raise ValueError(f"{spelling!r} could mean {known} or {place}")
-    return found
+    return by_spelling
 
 
 def kohya_name(component: LoraComponent, module: str) -> str:
@@ -122,7 +122,7 @@ def diffusers_name(component: LoraComponent, path: str) -> str:
 def _spellings_of(component: LoraComponent, module: str) -> list[tuple[str, MatchedKey]]:
     own = [(module, "")]
     own += [(path, "" if source.op is Op.COPY else path) for path, source in component.modules[module].items()]
-    found = [(kohya_name(component, module), MatchedKey(component.name, module, "kohya"))]
+    spellings = [(kohya_name(component, module), MatchedKey(component.name, module, "kohya"))]
     # newer software drops the leading text_model. of the text encoders
     written = dict.fromkeys(
         pair for path, part in own for pair in ((path, part), (path.removeprefix("text_model."), part))
@@ -132,9 +132,9 @@ def _spellings_of(component: LoraComponent, module: str) -> list[tuple[str, Matc
     if component.name in _DENOISERS:
         dotted["base_model.model."] = "peft"
     for prefix, dialect in dotted.items():
-        found += [(prefix + path, MatchedKey(component.name, module, dialect, part)) for path, part in written]
+        spellings += [(prefix + path, MatchedKey(component.name, module, dialect, part)) for path, part in written]
     for prefix in (component.kohya, *component.flat):
         for path, part in own[1:]:
             place = MatchedKey(component.name, module, "kohya with diffusers paths", part)
-            found.append((f"{prefix}_{path.replace('.', '_')}", place))
-    return found
+            spellings.append((f"{prefix}_{path.replace('.', '_')}", place))
+    return spellings

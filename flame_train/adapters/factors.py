@@ -75,8 +75,8 @@ class LoraFactors:
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Equal, or one a linear layer and the other the same as a 1x1 convolution."""
-        mine, wanted = self.weight_shape, tuple(shape)
-        return mine == wanted or (mine[:2] == wanted[:2] and set(mine[2:] + wanted[2:]) <= {1})
+        mine, expected = self.weight_shape, tuple(shape)
+        return mine == expected or (mine[:2] == expected[:2] and set(mine[2:] + expected[2:]) <= {1})
 
     def delta(self, weight: Array | None = None, strength: float = 1.0) -> Array:
         """strength * (alpha / rank) * up @ down in fp32, in the shape of the weight, whose values do not matter."""

@@ -78,10 +78,10 @@ class FileForm:
     @property
     def written(self) -> Mapping[str, str]:
         """The arrays, and how the name of each ends in kohya's files."""
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         for suffix, array in self.suffixes.items():
-            found.setdefault(array, suffix)
-        return found
+            names.setdefault(array, suffix)
+        return names
 
     @property
     def has_pair(self) -> bool:

@@ -91,12 +91,12 @@ def recorded_alphas(metadata: Mapping[str, str], modules: Mapping[str, list[str]
     """
     try:
         record = json.loads(metadata.get(ALPHA_KEY, "{}"))
-        found: dict[tuple[str, str], float] = {}
+        alphas: dict[tuple[str, str], float] = {}
         for component, names in modules.items():
             value = record[component]
             values = value if isinstance(value, list) else [value] * len(names)
             for name, alpha in zip(sorted(names), values, strict=True):
-                found[component, name] = float(alpha)
+                alphas[component, name] = float(alpha)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return {}
-    return found if all(np.isfinite(alpha) and alpha > 0 for alpha in found.values()) else {}
+    return alphas if all(np.isfinite(alpha) and alpha > 0 for alpha in alphas.values()) else {}

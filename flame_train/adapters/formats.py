@@ -155,7 +155,7 @@ def _collect(
 
 def _tell_absent(path: Path, modules: Iterable[str]) -> None:
     """Warns of modules that are left out, counted by the block that they are named for."""
-    counts = Counter(found[0] if (found := BLOCK.match(module)) else module for module in modules)
+    counts = Counter(match[0] if (match := BLOCK.match(module)) else module for module in modules)
     listed = ", ".join(f"{block} ({count})" for block, count in counts.items())
     _LOG.warning(
         "%s: %d modules are of layers that the model does not have, and are left out: %s",
@@ -238,7 +238,7 @@ def _factors(
     for (component, _, _), name in paths.items():
         written.setdefault(component, []).append(name)
     folded = recorded_alphas(metadata, written)
-    found: dict[_Key, Factors] = {}
+    factors: dict[_Key, Factors] = {}
     assumed = 0
     for key, slots in places.items():
         component, name = key[0], paths[key]
@@ -250,10 +250,10 @@ def _factors(
             raise ModelFileError(f"{path}: {fault}") from None
         known = folded.get((component, name))
         assumed += scale is None and known is None and "alpha" not in slots
-        found[key] = _form(slots).read(slots, known, 1.0 if scale is None else scale)
+        factors[key] = _form(slots).read(slots, known, 1.0 if scale is None else scale)
     if assumed and metadata.get("ss_network_alpha", "") != metadata.get("ss_network_dim"):
         _tell_assumed(path, metadata, assumed)
-    return found
+    return factors
 
 
 def _tell_assumed(path: Path, metadata: Mapping[str, str], modules: int) -> None:

@@ -95,8 +95,8 @@ def plain(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, residual: Ten
 
 def dense(weight: Any, dtype: DType) -> Tensor:
     """Returns a layer's frozen weight as numbers of `dtype`, whatever it is stored in."""
-    made: Tensor = weight.dequantize(dtype) if isinstance(weight, nn.QuantizedWeight) else weight.to(dtype)
-    return made
+    update: Tensor = weight.dequantize(dtype) if isinstance(weight, nn.QuantizedWeight) else weight.to(dtype)
+    return update
 
 
 def product_of(a: Tensor, b: Tensor) -> Tensor:
@@ -110,8 +110,8 @@ def _rematerialized(weight: Any, product: _Product, scale: float, dtype: DType) 
 
 
 def _merged(weight: Any, first: Tensor, second: Tensor, scale: float, shape: tuple[int, ...], dtype: DType) -> Tensor:
-    made: Tensor = F.addcmul(dense(weight, dtype).reshape(shape), first, second, value=scale)
-    return made.reshape(tuple(weight.shape))
+    out: Tensor = F.addcmul(dense(weight, dtype).reshape(shape), first, second, value=scale)
+    return out.reshape(tuple(weight.shape))
 
 
 def as_matrix(x: Array) -> Array:

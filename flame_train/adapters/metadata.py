@@ -28,11 +28,15 @@ def network_metadata(
 
     As kohya has it, convolutions larger than 1x1 have a rank and an alpha of their own, among the arguments.
     """
-    found = [factors for modules in state.values() for factors in modules.values()]
-    args = ADAPTERS[found[0].kind].files.args_of(f for f in found if f.kind == found[0].kind) if found else {}
-    kernels = [factors for factors in found if _has_kernel(factors)]
-    linear = [factors for factors in found if not _has_kernel(factors)] or found
-    if linear is not found and kernels:
+    all_factors = [factors for modules in state.values() for factors in modules.values()]
+    args = (
+        ADAPTERS[all_factors[0].kind].files.args_of(f for f in all_factors if f.kind == all_factors[0].kind)
+        if all_factors
+        else {}
+    )
+    kernels = [factors for factors in all_factors if _has_kernel(factors)]
+    linear = [factors for factors in all_factors if not _has_kernel(factors)] or all_factors
+    if linear is not all_factors and kernels:
         args |= _of_kernels(kernels)
     ranks, alphas = ({str(f.rank) for f in linear}, {str(float(f.alpha)) for f in linear})
     return {

@@ -54,12 +54,12 @@ def truncate(factors: LoraFactors, want: Truncation) -> Truncated:
     if rank >= factors.rank:
         return Truncated(factors, 0.0, float(left_out[0]))
     up, down = left[:, :rank] * np.sqrt(s[:rank]), np.sqrt(s[:rank])[:, None] * right[:rank]
-    made = LoraFactors(
+    lora = LoraFactors(
         down.astype(factors.down.dtype).reshape(rank, *factors.down.shape[1:]),
         up.astype(factors.up.dtype).reshape(len(up), rank, *factors.up.shape[2:]),
         factors.scale * rank,
     )
-    return Truncated(made, float(left_out[rank]), float(left_out[0]))
+    return Truncated(lora, float(left_out[rank]), float(left_out[0]))
 
 
 def nearest_to(update: Array, want: Truncation) -> Truncated:

@@ -26,8 +26,8 @@ Paths = Mapping[str, Source]
 def split(whole: LoraFactors, paths: Paths, blocks: bool = True) -> dict[str, LoraFactors]:
     """Returns the LoRA of each path. With `blocks`, those that a block-diagonal one says nothing about are left out."""
     ups = {path: source.apply([whole.up]) for path, source in paths.items()}
-    found = _blocks(whole, ups) if blocks and len(ups) > 1 else None
-    return found or {path: LoraFactors(whole.down, up, whole.alpha) for path, up in ups.items()}
+    parts = _blocks(whole, ups) if blocks and len(ups) > 1 else None
+    return parts or {path: LoraFactors(whole.down, up, whole.alpha) for path, up in ups.items()}
 
 
 def check_splittable(whole: LoraFactors, paths: Paths) -> LoraFactors:
@@ -64,13 +64,13 @@ def _blocks(whole: LoraFactors, ups: Mapping[str, Array]) -> dict[str, LoraFacto
     if not present or whole.rank % len(present) or whole.alpha / len(present) * len(present) != whole.alpha:
         return None
     rank = whole.rank // len(present)
-    found: dict[str, LoraFactors] = {}
+    blocks: dict[str, LoraFactors] = {}
     for i, path in enumerate(present):
         block = slice(i * rank, (i + 1) * rank)
         if _bits(np.delete(ups[path], np.arange(whole.rank)[block], axis=1)):
             return None
-        found[path] = LoraFactors(whole.down[block], ups[path][:, block], whole.alpha / len(present))
-    return None if len(found) > 1 and _alike(list(found.values())) else found
+        blocks[path] = LoraFactors(whole.down[block], ups[path][:, block], whole.alpha / len(present))
+    return None if len(blocks) > 1 and _alike(list(blocks.values())) else blocks
 
 
 def _stacked(parts: Mapping[str, LoraFactors], paths: Paths, unit: int) -> LoraFactors:
@@ -104,8 +104,8 @@ def _filled(rows: Mapping[str, Array], paths: Paths, unit: int, rank: int) -> Ar
 
 def holding(arrays: Sequence[Array]) -> np.dtype[Any]:
     """A dtype that holds the values of all `arrays`: theirs, or fp32. NumPy knows none for fp16 and bf16."""
-    found = {array.dtype for array in arrays}
-    return found.pop() if len(found) == 1 else np.result_type(np.float32, *(d for d in found if d.itemsize > 4))
+    dtypes = {array.dtype for array in arrays}
+    return dtypes.pop() if len(dtypes) == 1 else np.result_type(np.float32, *(d for d in dtypes if d.itemsize > 4))
 
 
 def _unit(parts: Mapping[str, LoraFactors], paths: Paths) -> int:

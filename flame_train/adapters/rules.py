@@ -54,7 +54,7 @@ def apply_rules(
     Raises:
         ConfigError: a rule matches no layer, and what comes near; or no layer is left.
     """
-    found: dict[str, Rule] = {}
+    by_layer: dict[str, Rule] = {}
     for number, rule in enumerate(rules, 1):
         if not rule.match:
             raise ConfigError(
@@ -64,8 +64,8 @@ def apply_rules(
             raise ConfigError(f"lora.rules: expected rank, alpha, lr, dropout or off in rule {number}, got none")
         wrong = f"lora.rules: no layer that lora.targets chose is named by match in rule {number}:"
         advice = "Use a glob over layer names, or choose more layers by lora.targets."
-        found |= dict.fromkeys(choose(names, rule.match, presets, wrong, advice), rule)
-    left = {name: found.get(name) for name in names if not (name in found and found[name].off)}
+        by_layer |= dict.fromkeys(choose(names, rule.match, presets, wrong, advice), rule)
+    left = {name: by_layer.get(name) for name in names if not (name in by_layer and by_layer[name].off)}
     if not left:
         raise ConfigError("lora.rules: expected a layer to adapt, got off = true for all; remove a rule")
     return {n: _settings_of(usual.get(n, LayerSettings()), rule) for n, rule in left.items()}
@@ -75,8 +75,8 @@ def _settings_of(usual: LayerSettings, rule: Rule | None) -> LayerSettings:
     """Returns what a layer has of its own: what its rule says, and what is usual where that says nothing."""
     if rule is None:
         return usual
-    said = {name: getattr(rule, name) for name in ("rank", "alpha", "lr", "dropout")}
-    return replace(usual, **{name: value for name, value in said.items() if value is not None})
+    stated = {name: getattr(rule, name) for name in ("rank", "alpha", "lr", "dropout")}
+    return replace(usual, **{name: value for name, value in stated.items() if value is not None})
 
 
 def rates(layers: Mapping[str, LayerSettings], lr: float) -> dict[str, float]:

@@ -150,8 +150,8 @@ def _inapplicable(config: Config, path: str) -> str | None:
     for choice, names in key.only.items():
         chosen = getattr(section, choice.split(".")[1])
         if chosen not in names:
-            wanted = " or ".join(f'{choice} = "{name}"' for name in names)
-            return f'expected {wanted} with it, got "{chosen}"; remove this key or change that one'
+            expected = " or ".join(f'{choice} = "{name}"' for name in names)
+            return f'expected {expected} with it, got "{chosen}"; remove this key or change that one'
     return None
 
 
@@ -174,9 +174,9 @@ def _decay(config: Config) -> str | None:
 def _arithmetic(config: Config) -> str | None:
     if config.model.arithmetic == "bf16" or config.model.quantize == config.model.arithmetic:
         return None
-    wanted = f'expected model.quantize = "{config.model.arithmetic}" with it, got "{config.model.quantize}"'
+    expected = f'expected model.quantize = "{config.model.arithmetic}" with it, got "{config.model.quantize}"'
     why = ", whose weights are decoded to train.precision for each product" if config.model.quantize == "nf4" else ""
-    return wanted + why
+    return expected + why
 
 
 def _noise_decay(config: Config) -> str | None:
@@ -377,5 +377,5 @@ def checks() -> Iterator[Check]:
 
 def broken(config: Config) -> list[tuple[str, str]]:
     """Returns every rule that a config of valid values breaks: the key, and the problem."""
-    found = ((check.paths[0], check.broken(config)) for check in checks())
-    return [(path, message) for path, message in found if message is not None]
+    problems = ((check.paths[0], check.broken(config)) for check in checks())
+    return [(path, message) for path, message in problems if message is not None]

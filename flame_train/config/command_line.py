@@ -29,8 +29,8 @@ class Unset(str):
 
 def script_of(text: str) -> str:
     """Returns the script of sd-scripts that a command line in `text` starts, or ""."""
-    found = _started(with_values(text))
-    return found.group(1) if found else ""
+    command = _started(with_values(text))
+    return command.group(1) if command else ""
 
 
 def _started(text: str) -> re.Match[str] | None:
@@ -49,13 +49,13 @@ def parse_command_line(text: str, name: str) -> tuple[dict[str, Any], dict[Path,
     A switch is true, several values are a list; lines go on after \, ^ or `, or where the next begins with a dash.
     """
     text = with_values(text)
-    found = _started(text)
-    assert found is not None
-    tree: dict[str, Any] = {SCRIPT: found.group(1)}
-    lines: dict[Path, int] = {(SCRIPT,): text.count("\n", 0, found.start()) + 1}
+    command = _started(text)
+    assert command is not None
+    tree: dict[str, Any] = {SCRIPT: command.group(1)}
+    lines: dict[Path, int] = {(SCRIPT,): text.count("\n", 0, command.start()) + 1}
     line = lines[SCRIPT,]
     option, goes_on = "", True
-    for raw in text[found.end() :].split("\n"):
+    for raw in text[command.end() :].split("\n"):
         if not goes_on and raw.strip() and not raw.lstrip().startswith(("-", '"-', "'-", "#")):
             break  # another command
         goes_on = _CONTINUED.search(raw + "\n") is not None
@@ -104,8 +104,8 @@ _MOST: Final = 2000  # options; the programs have some hundred
 
 def _cut(line: str) -> tuple[str, str]:
     """Says what of a line is of the command, and what comes after; a quote that does not close is of it."""
-    found = _BEFORE_ITS_END.match(line)
-    at = found.end() if found is not None else 0
+    match = _BEFORE_ITS_END.match(line)
+    at = match.end() if match is not None else 0
     return (line, "") if line[at : at + 1] in ('"', "'") else (line[:at], line[at:].lstrip())
 
 
@@ -119,11 +119,11 @@ def _words(text: str, place: str) -> list[str]:
 
 
 def _add(tree: dict[str, Any], option: str, word: str) -> None:
-    given = tree[option]
-    if given is True:
+    values = tree[option]
+    if values is True:
         tree[option] = word
     else:
-        tree[option] = given if isinstance(given, list) else [given]
+        tree[option] = values if isinstance(values, list) else [values]
         tree[option].append(word)
 
 
@@ -171,18 +171,18 @@ def _assign(line: str, scalars: dict[str, str], arrays: dict[str, str]) -> None:
     """Takes the assignments of one line, which semicolons part."""
     at = 0
     while (named := _NAMED.match(line, at)) is not None:
-        found = _SCALAR.match(line, at + len(line[at:]) - len(line[at:].lstrip()))
+        match = _SCALAR.match(line, at + len(line[at:]) - len(line[at:].lstrip()))
         name = named.group(1)
-        if found is None or "+=" in named.group():
+        if match is None or "+=" in named.group():
             scalars.pop(name, None)
             return
-        value = found.group(3)
+        value = match.group(3)
         bare = _put(value[1:-1] if value[:1] in ("'", '"') else value, scalars, arrays)
         if "`" in bare or "$(" in bare or len(bare) > _LONGEST:
             scalars.pop(name, None)
         else:
             scalars[name] = bare
-        rest = line[found.end() :].lstrip()
+        rest = line[match.end() :].lstrip()
         if not rest.startswith(";"):
             return
         at = len(line) - len(rest) + 1

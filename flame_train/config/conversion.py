@@ -83,15 +83,15 @@ class Conversion:
 
     def tree(self) -> dict[str, dict[str, Any]]:
         """Returns the values as sections."""
-        found: dict[str, dict[str, Any]] = {}
+        tree: dict[str, dict[str, Any]] = {}
         for path, carried in self.values.items():
             section, name = path.split(".")
-            found.setdefault(section, {})[name] = carried.value
+            tree.setdefault(section, {})[name] = carried.value
         if self.sets:
-            found.setdefault("data", {})["sets"] = [
+            tree.setdefault("data", {})["sets"] = [
                 {name: each.value for name, each in one.items()} for one in self.sets
             ]
-        return found
+        return tree
 
 
 def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> Conversion:
@@ -99,28 +99,28 @@ def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> 
 
     `lacking` are keys that mean nothing to its family.
     """
-    found = Conversion(program.name, notes=list(source.notes), needless=dict(source.idle))
+    conversion = Conversion(program.name, notes=list(source.notes), needless=dict(source.idle))
     table, used = program.table(), set[str]()
     if source.settings:  # a file of sets alone says nothing about training
-        used |= _Work(program, source, found).apply(table.rows, source.settings, found.values)
+        used |= _Work(program, source, conversion).apply(table.rows, source.settings, conversion.values)
     sets = []
     for one in source.sets:
         own: dict[str, Carried] = {}
-        work = _Work(program, replace(source, settings={**source.settings, **one}), found)
+        work = _Work(program, replace(source, settings={**source.settings, **one}), conversion)
         used |= work.apply(table.set_rows, one, own)
         sets.append(own)
     for rows, settings in ((table.rows, source.settings), *((table.set_rows, one) for one in source.sets)):
         for name in settings:
             if name not in used and any(row.read and row.holds(name, source.family) for row in rows):
-                found.needless.setdefault(_called(settings, name), _OF_ANOTHER)
+                conversion.needless.setdefault(_called(settings, name), _OF_ANOTHER)
     for name in used:  # what is carried over, or another setting's value is made of, is needed
-        found.needless.pop(_called(source.settings, name), None)
-    _place_sets(sets, found)
-    found.dropped[:] = dict.fromkeys(found.dropped)  # what several folders lack is told once
-    for path in [path for path in found.values if path in lacking]:
-        _drop(found, path, f"means nothing for {source.family}")
-    _validate(found)
-    return found
+        conversion.needless.pop(_called(source.settings, name), None)
+    _place_sets(sets, conversion)
+    conversion.dropped[:] = dict.fromkeys(conversion.dropped)  # what several folders lack is told once
+    for path in [path for path in conversion.values if path in lacking]:
+        _drop(conversion, path, f"means nothing for {source.family}")
+    _validate(conversion)
+    return conversion
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +176,12 @@ class _Work:
         if isinstance(answer, Lost):
             self.found.dropped.append(Dropped(setting.place, shown, answer.reason, row.to))
         else:
-            given = answer if isinstance(answer, Mapping) else {row.to[0]: answer}
-            made = sorted(set(map(self._called, self.source.asked))) if row.key.startswith("(") else []
-            origin = f"{', '.join(made) or setting.written or (name if setting.place else shown)}{remark}"
+            by_path = answer if isinstance(answer, Mapping) else {row.to[0]: answer}
+            sources = sorted(set(map(self._called, self.source.asked))) if row.key.startswith("(") else []
+            origin = f"{', '.join(sources) or setting.written or (name if setting.place else shown)}{remark}"
             settings = (*((name,) if setting.place else ()), *sorted(self.source.asked - {name}))
             settings = tuple(dict.fromkeys(map(self._called, settings)))
-            for path, value in given.items():
+            for path, value in by_path.items():
                 assert path in row.to, f"{row.key} gives {path}, which its row does not name"
                 _lay(path, Carried(value, origin, settings), Dropped(setting.place, shown, ""), values, self.found)
         return {*self.source.asked, row.key, setting.written.partition(" ")[0]}
@@ -229,9 +229,9 @@ def _place_sets(sets: list[dict[str, Carried]], found: Conversion) -> None:
         return
     _own_resolutions(plain, own)
     for name in dict.fromkeys(name for one in plain for name in one if not _is_own(name, own)):
-        given = [one[name] for one in plain if name in one]
-        if all(each.value == given[0].value for each in given):
-            _to_data(name, given[0], found)
+        values = [one[name] for one in plain if name in one]
+        if all(each.value == values[0].value for each in values):
+            _to_data(name, values[0], found)
         else:
             found.dropped.append(Dropped("", name, "differs between folders, and is one for all here"))
     for name in [name for name in plain[0] if name != "path" and _is_shared(name, plain)]:
@@ -249,8 +249,8 @@ def _is_shared(name: str, sets: Sequence[Mapping[str, Carried]]) -> bool:
 
 def _own_resolutions(sets: list[dict[str, Carried]], own: Mapping[str, Any]) -> None:
     """Where the resolution differs between sets, each has a list of its own."""
-    given = {one["resolution"].value for one in sets if "resolution" in one}
-    if len(given) > 1 and "resolutions" in own:
+    resolutions = {one["resolution"].value for one in sets if "resolution" in one}
+    if len(resolutions) > 1 and "resolutions" in own:
         for one in sets:
             if (single := one.pop("resolution", None)) is not None:
                 one["resolutions"] = Carried([single.value], single.origin, single.settings)
@@ -268,25 +268,25 @@ def _of_sets_alone(name: str, own: Mapping[str, Any]) -> bool:
 
 def _table(one: Mapping[str, Carried], own: Mapping[str, Any]) -> dict[str, Carried]:
     """Returns a table of `[[data.sets]]`; its captions are a table in it."""
-    found: dict[str, Carried] = {}
+    table: dict[str, Carried] = {}
     captions: dict[str, Any] = {}
     for name, carried in one.items():
         if name.startswith(f"{_CAPTIONS}.") and _CAPTIONS in own:
             captions[name.partition(".")[2]] = carried.value
         elif name in own:
-            found[name] = Carried(_fit(carried.value, own[name].annotation), carried.origin, carried.settings)
+            table[name] = Carried(_fit(carried.value, own[name].annotation), carried.origin, carried.settings)
     if captions:
-        found[_CAPTIONS] = Carried(captions, "of its captions")
-    return found
+        table[_CAPTIONS] = Carried(captions, "of its captions")
+    return table
 
 
 def _one_resolution(one: dict[str, Carried], found: Conversion) -> None:
     """Where a set has one resolution, the largest of several."""
-    given = one.pop("resolutions", None)
-    if given is not None:
-        one["resolution"] = Carried(max(given.value), given.origin, given.settings)
+    several = one.pop("resolutions", None)
+    if several is not None:
+        one["resolution"] = Carried(max(several.value), several.origin, several.settings)
         found.dropped.append(
-            Dropped("", f"resolutions {given.value}", "one resolution in this version; the largest stands")
+            Dropped("", f"resolutions {several.value}", "one resolution in this version; the largest stands")
         )
 
 

@@ -42,9 +42,9 @@ def checkpoint_blocks_problem(config: Config) -> str | None:
 
 def offload_problem(config: Config) -> str | None:
     """Says what is wrong with model.offload."""
-    asked, checkpointing = config.model.offload, config.gradient.checkpointing
-    chosen = asked == "auto" and config.memory.budget  # the budget chooses only what may be streamed
-    if asked == "off" or chosen or checkpointing in ("full", "offload"):
+    offload, checkpointing = config.model.offload, config.gradient.checkpointing
+    chosen = offload == "auto" and config.memory.budget  # the budget chooses only what may be streamed
+    if offload == "off" or chosen or checkpointing in ("full", "offload"):
         return None
     return (
         f'expected gradient.checkpointing = "full" or "offload" with it, got "{checkpointing}": '

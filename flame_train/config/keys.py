@@ -198,8 +198,8 @@ def _expected(info: FieldInfo) -> str:
         quoted = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices]
         words = quoted[0] if len(quoted) == 1 else "one of " + ", ".join(quoted)
         numbers = [part for part in _parts(annotation) if get_origin(part) is Annotated]
-        found = [words, *(f"{_WORDS[get_args(part)[0]]} {_limits(info)}".rstrip() for part in numbers)]
-        return " or ".join([*found, *(["a list of strings"] if _list_part(annotation) else [])])
+        kinds = [words, *(f"{_WORDS[get_args(part)[0]]} {_limits(info)}".rstrip() for part in numbers)]
+        return " or ".join([*kinds, *(["a list of strings"] if _list_part(annotation) else [])])
     if get_origin(annotation) is tuple:
         arguments = get_args(annotation)
         entry = arguments[0]
@@ -222,7 +222,7 @@ def _limits(info: FieldInfo) -> str:
 
 
 def _limits_of(facts: Iterable[FieldInfo]) -> str:
-    found = {
+    limits = {
         name: getattr(constraint, name)
         for fact in facts
         for constraint in fact.metadata
@@ -230,10 +230,10 @@ def _limits_of(facts: Iterable[FieldInfo]) -> str:
         if hasattr(constraint, name)
     }
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    if "ge" in found and "le" in found:
-        parts = [f"from {found['ge']} to {found['le']}"]
+    if "ge" in limits and "le" in limits:
+        parts = [f"from {limits['ge']} to {limits['le']}"]
     else:
-        parts = [" and ".join(f"{sign} {found[name]}" for name, sign in signs.items() if name in found)]
-    if "multiple_of" in found:
-        parts.append(f"a multiple of {found['multiple_of']}")
+        parts = [" and ".join(f"{sign} {limits[name]}" for name, sign in signs.items() if name in limits)]
+    if "multiple_of" in limits:
+        parts.append(f"a multiple of {limits['multiple_of']}")
     return ", ".join(part for part in parts if part)

@@ -104,11 +104,13 @@ def from_options(**sections: dict[str, Any]) -> Config:
         config = Config.model_validate(tree)
     except ValidationError as error:
         wrong = [keys()[path] for path in dict.fromkeys(map(".".join, _wrong_keys(error)))]
-        told = [f"{_option(key)}: {_wrong_option(error, key, tree[key.section][key.name])}" for key in wrong]
-        raise ConfigError("; ".join(told)) from None
-    given = {f"{section}.{name}" for section, options in tree.items() for name in options}
-    asked = (check for check in checks() if given.issuperset(check.paths))
-    broken = [f"{_option(keys()[check.paths[0]])}: {message}" for check in asked if (message := check.broken(config))]
+        problems = [f"{_option(key)}: {_wrong_option(error, key, tree[key.section][key.name])}" for key in wrong]
+        raise ConfigError("; ".join(problems)) from None
+    paths = {f"{section}.{name}" for section, options in tree.items() for name in options}
+    answerable = (check for check in checks() if paths.issuperset(check.paths))
+    broken = [
+        f"{_option(keys()[check.paths[0]])}: {message}" for check in answerable if (message := check.broken(config))
+    ]
     if broken:
         raise ConfigError("; ".join(broken))
     return config
@@ -213,8 +215,8 @@ def _unknown_section(layered: Layered, section: str, table: Any, lacking: Collec
         return [Problem(place, section, "unknown section" + near)]
     problems = [Problem(place, section, "unknown section; `flame-train init FAMILY` writes all there are")]
     for name in table:
-        if said := answer(name, lacking, otherwise=""):
-            problems.append(Problem(place_of(layered, (section, name)), f"{section}.{name}", "unknown key" + said))
+        if advice := answer(name, lacking, otherwise=""):
+            problems.append(Problem(place_of(layered, (section, name)), f"{section}.{name}", "unknown key" + advice))
     return problems
 
 
@@ -283,14 +285,14 @@ def _wrong_keys(error: ValidationError) -> Iterator[tuple[str, str]]:
 
 def _wrong_table(error: ValidationError, key: Key) -> str:
     """Returns which entry of a list of tables is wrong, and in what."""
-    found = next(item for item in error.errors() if item["loc"][:2] == (key.section, key.name))
-    number, *rest = found["loc"][2:] or ("",)
-    if found["type"] == "value_error":
+    problem = next(item for item in error.errors() if item["loc"][:2] == (key.section, key.name))
+    number, *rest = problem["loc"][2:] or ("",)
+    if problem["type"] == "value_error":
         where = f"{key.path} {number + 1}" if isinstance(number, int) else key.path
-        return f"; in {where}: {found['ctx']['error']}"
+        return f"; in {where}: {problem['ctx']['error']}"
     where = f"{key.path} {number + 1}" if isinstance(number, int) else key.path
-    said = "unknown key" if found["type"] == "extra_forbidden" else found["msg"].lower()
-    return f"; in {where}: {said}" if not rest else f"; in {where}: {'.'.join(map(str, rest))}: {said}"
+    words = "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"].lower()
+    return f"; in {where}: {words}" if not rest else f"; in {where}: {'.'.join(map(str, rest))}: {words}"
 
 
 def _wrong_value(key: Key, value: Any) -> str:

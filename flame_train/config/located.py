@@ -32,25 +32,25 @@ class ConfigWithSource:
 
     def origin_of(self, message: str) -> str:
         """`file:line: key` of the key whose file or folder `message` begins with; "" where it begins with none."""
-        found = (
+        places = (
             (path, place) for path, place in self._paths() if message.startswith((f"{path}:", f"{path}/", f"{path} "))
         )
-        return max(found, key=lambda pair: len(pair[0]), default=("", ""))[1]
+        return max(places, key=lambda pair: len(pair[0]), default=("", ""))[1]
 
     def _paths(self) -> Iterator[tuple[str, str]]:
         """Gives each file and folder that the config names, in the forms that messages have, with its key and place."""
         places = {} if self.layered is None else self.layered.places
-        given: list[tuple[str, KeyPath, Any]] = [
+        paths: list[tuple[str, KeyPath, Any]] = [
             (key.path, (key.section, key.name), getattr(getattr(self.config, key.section), key.name))
             for key in keys().values()
             if key.place or key.path == "output.remote"
         ]
-        given += [
+        paths += [
             (f"data.sets {i + 1}", ("data", "sets", f"[{i}]", part), value)
             for i, one in enumerate(self.config.data.sets)
             for part, value in (("path", one.path), ("control", one.control))
         ]
-        for name, path, value in given:
+        for name, path, value in paths:
             for each in filter(None, value if isinstance(value, tuple) else [value]):
                 at = places.get(path)
                 for form in {each, os.path.abspath(each), os.path.realpath(each)}:

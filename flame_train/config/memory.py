@@ -30,10 +30,10 @@ def bytes_of(size: str) -> int:
 
     Raises ConfigError, without the key, for another text and for one that is not above 0.
     """
-    found = _SIZE.fullmatch(size.strip())
-    if found is None:
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
         raise ConfigError(f'expected a size such as "12 GiB", or "auto", got "{size}"')
-    number, unit = found.groups()
+    number, unit = match.groups()
     if not unit:
         raise ConfigError(f'expected a size with its unit, got "{size}": say "{number} GiB" (1 GiB is 1.07 GB)')
     known = {name.lower(): name for name in _UNITS}

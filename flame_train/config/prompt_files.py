@@ -78,7 +78,7 @@ def _tables(text: str, path: str) -> tuple[list[_Entry], dict[KeyPath, int]]:
 
 def _ours(table: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a table with the keys of a prompt. Raises ValueError for two keys that are one here."""
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     scales = {key: table[key] for key in ("scale", "guidance_scale") if key in table}
     if len(scales) == 2 and scales["scale"] == 1:  # no classifier-free guidance: it says nothing
         del scales["scale"]
@@ -88,14 +88,14 @@ def _ours(table: Mapping[str, Any]) -> dict[str, Any]:
         if key in ("scale", "guidance_scale", "enum"):
             continue
         ours = _KEYS.get(key, key)
-        if ours in found:
+        if ours in keys:
             raise ValueError(f"{ours} is there twice, under two names")
-        found[ours] = value
-    if "text" not in found:
+        keys[ours] = value
+    if "text" not in keys:
         raise ValueError("expected the key prompt, got a table without")
     if scales:
-        (found["guidance_scale"],) = scales.values()
-    return found
+        (keys["guidance_scale"],) = scales.values()
+    return keys
 
 
 def _problems(error: ValueError) -> Iterator[tuple[str, str]]:

@@ -47,18 +47,18 @@ def read_flags(line: str) -> dict[str, Any]:
     `--l 1` beside `--g`, which is without classifier-free guidance, says nothing.
     """
     text, *parts = _FLAG.split(line)
-    found: dict[str, Any] = {"text": text.strip()}
-    given: dict[str, Value] = {}
+    prompt: dict[str, Any] = {"text": text.strip()}
+    flags: dict[str, Value] = {}
     for part in parts:
         flag, value = _flag(part)
-        if flag in given:
+        if flag in flags:
             raise ValueError(f"--{flag} is there twice")
-        given[flag] = value
-    if given.get("l") == 1.0 and "g" in given:
-        del given["l"]
-    if "l" in given and "g" in given:
+        flags[flag] = value
+    if flags.get("l") == 1.0 and "g" in flags:
+        del flags["l"]
+    if "l" in flags and "g" in flags:
         raise ValueError("expected --l or --g, got both: here they are one guidance_scale")
-    return found | {FLAGS[flag][0]: value for flag, value in given.items()}
+    return prompt | {FLAGS[flag][0]: value for flag, value in flags.items()}
 
 
 def _flag(part: str) -> tuple[str, Value]:
@@ -96,12 +96,12 @@ _READ_ELSEWHERE: Final = (
 
 def unread(prompts: Iterable[str]) -> str:
     """One line on what is drawn as text in `prompts`; empty if nothing looks like a setting."""
-    told: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for text in prompts:
         for pattern, reason in _READ_ELSEWHERE:
-            if found := re.search(pattern, text):
-                told.setdefault(reason, found.group().strip()[:40])
+            if match := re.search(pattern, text):
+                reasons.setdefault(reason, match.group().strip()[:40])
         if unseen := hidden(text):
-            told.setdefault("nobody sees it", unseen)
-    listed = ", ".join(f"{found!r} ({reason})" for reason, found in told.items())
+            reasons.setdefault("nobody sees it", unseen)
+    listed = ", ".join(f"{match!r} ({reason})" for reason, match in reasons.items())
     return f"prompts hold what other programs read and this one draws as text: {listed}" if listed else ""

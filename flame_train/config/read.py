@@ -88,12 +88,12 @@ def _check_format(tree: dict[str, Any], lines: dict[KeyPath, int], source: str) 
     """Takes `format` out of the tree. A file without one has the present format."""
     if "format" not in tree:
         return
-    found = tree.pop("format")
+    number = tree.pop("format")
     line = lines.pop(("format",), None)
-    if found != FORMAT or isinstance(found, bool):
+    if number != FORMAT or isinstance(number, bool):
         place = name_of(source) if line is None else f"{name_of(source)}:{line}"
         raise ConfigError(
-            f"{place}: format: expected {FORMAT}, the format of configs that this version reads, got {found!r}; write "
+            f"{place}: format: expected {FORMAT}, the format of configs that this version reads, got {number!r}; write "
             "a new file with `flame-train init` and copy the settings, or use the version of flame-train that wrote "
             "this one"
         )

@@ -19,9 +19,9 @@ def answer(path: str, lacking: Collection[str] = (), otherwise: str = _NOWHERE) 
     a sentence. Else the keys that may have been meant are named, but none of `lacking`, those that the model's family
     does not have. Where there is neither, `otherwise`.
     """
-    said = sentence(path)
-    if said:
-        return f"; {said}. {_PAGE}"
+    words = sentence(path)
+    if words:
+        return f"; {words}. {_PAGE}"
     return did_you_mean([key for key in nearest(path) if key not in lacking]) or otherwise
 
 
@@ -38,16 +38,16 @@ def nearest(path: str) -> list[str]:
     elsewhere = [key.path for key in every if name in key.aka]
     if at_home := [path for path in elsewhere if keys()[path].section == section]:
         return at_home[:2]
-    found = [key.path for key in every if key.section == section and _is_typo(name, key.name)]
+    paths = [key.path for key in every if key.section == section and _is_typo(name, key.name)]
     if elsewhere:
-        return [*found, *elsewhere][:2]
-    found += [key.path for key in every if name == key.name]
-    if not found:
-        found = [
+        return [*paths, *elsewhere][:2]
+    paths += [key.path for key in every if name == key.name]
+    if not paths:
+        paths = [
             key.path for key in every if any(_is_typo(name, other) for other in (key.name, *key.aka) if len(other) > 2)
         ]
-    found = [path for path in found if keys()[path].instead_of not in found]
-    return list(dict.fromkeys(found))[:3]
+    paths = [path for path in paths if keys()[path].instead_of not in paths]
+    return list(dict.fromkeys(paths))[:3]
 
 
 def nearest_section(name: str) -> list[str]:
@@ -70,7 +70,7 @@ def _is_typo(written: str, meant: str) -> bool:
 def _one_edit(a: str, b: str) -> bool:
     """Says whether a letter left out, put in, replaced, or exchanged with its neighbour makes `b` of `a`."""
     start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    left, right = a[start:], b[start:]
-    if left[1:] == right[1:] or left[1:] == right or left == right[1:]:
+    rests, right = a[start:], b[start:]
+    if rests[1:] == right[1:] or rests[1:] == right or rests == right[1:]:
         return True
-    return left[:2] == right[:2][::-1] and left[2:] == right[2:]
+    return rests[:2] == right[:2][::-1] and rests[2:] == right[2:]

@@ -86,27 +86,27 @@ class _Builder:
         return _scalar(event.value) if event.implicit[0] else event.value
 
     def _mapping(self, path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         while type(event := next(self.events)).__name__ != "MappingEndEvent":
             if type(event).__name__ != "ScalarEvent":
                 raise self._refuse(event, "a name as key")
             key = event.value
             if not _is_text(key):
                 raise self._refuse(event, "a name as key, got an escape that stands for half a character")
-            if key in found:
+            if key in mapping:
                 first = self.lines[(*path, key)]
                 raise self._refuse(event, f"each key once, got {key} again (first on line {first})")
             self.lines[(*path, key)] = event.start_mark.line + 1
-            found[key] = self._node(next(self.events), (*path, key))
-        return found
+            mapping[key] = self._node(next(self.events), (*path, key))
+        return mapping
 
     def _sequence(self, path: Path) -> list[Any]:
-        found: list[Any] = []
+        items: list[Any] = []
         while type(event := next(self.events)).__name__ != "SequenceEndEvent":
-            below = (*path, f"[{len(found)}]")
+            below = (*path, f"[{len(items)}]")
             self.lines[below] = event.start_mark.line + 1
-            found.append(self._node(event, below))
-        return found
+            items.append(self._node(event, below))
+        return items
 
 
 def _is_text(text: str) -> bool:

@@ -58,7 +58,7 @@ def assign_buckets(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") 
     Images too small for any bucket raise a DatasetError that lists them all. With on_bad "skip" they are left out
     with a notice (DatasetError if none is left).
     """
-    kept: list[Item] = []
+    readable: list[Item] = []
     placements: list[Placement] = []
     controls: list[tuple[Placement, ...]] = []
     problems: list[str] = []
@@ -69,20 +69,20 @@ def assign_buckets(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") 
                 known[item.size] = rule.assign(item.size)
             controls.append(_beside(item, known[item.size], rule))
             placements.append(known[item.size])
-            kept.append(item)
+            readable.append(item)
         except DataError as error:
             problems.append(f"{shown(item.key)}: {error}")
-    if problems and (on_bad == "error" or not kept):
+    if problems and (on_bad == "error" or not readable):
         raise DatasetError(dataset.root, problems)
     notices = [*dataset.notices, *(f"left out: {problem}" for problem in grouped(problems))]
-    cropped = [item.key for item, p in zip(kept, placements, strict=True) if p.kept < WELL_KEPT]
+    cropped = [item.key for item, p in zip(readable, placements, strict=True) if p.kept < WELL_KEPT]
     if cropped:
         notices.append(
             f"{counted(len(cropped), 'image loses', 'images lose')} over {1 - WELL_KEPT:.0%} to the crop, e.g. "
             f"{shown(cropped[0])}: a smaller data.bucket_step crops less; `flame-train dataset` shows them all"
         )
     return BucketedDataset(
-        replace(dataset, items=tuple(kept), notices=tuple(notices)), tuple(placements), tuple(controls)
+        replace(dataset, items=tuple(readable), notices=tuple(notices)), tuple(placements), tuple(controls)
     )
 
 
@@ -91,10 +91,10 @@ def _beside(item: Item, placement: Placement, rule: BucketRule) -> tuple[Placeme
 
     Raises DataError that names one for which there is no bucket.
     """
-    found = []
+    placements = []
     for control in item.controls:
         try:
-            found.append(placed_beside(control.size, placement, rule))
+            placements.append(placed_beside(control.size, placement, rule))
         except DataError as error:
             raise DataError(f"its control image {shown(control.path)}: {error}") from None
-    return tuple(found)
+    return tuple(placements)

@@ -92,8 +92,8 @@ class BucketRule:
     @property
     def shortest(self) -> int:
         """The shortest side a bucket may have, a multiple of `step`."""
-        wanted = self.min_side or min(256, self.resolution // 4)
-        return max(self.step, -(-wanted // self.step) * self.step)
+        shortest = self.min_side or min(256, self.resolution // 4)
+        return max(self.step, -(-shortest // self.step) * self.step)
 
     @property
     def longest(self) -> int:
@@ -104,12 +104,12 @@ class BucketRule:
     def buckets(self) -> tuple[Size, ...]:
         """For each height the widest bucket within the area, and the same turned: sorted, without doubles."""
         area, square = self.resolution**2, self.resolution // self.step * self.step
-        found = {(square, square)} if self.shortest <= square <= self.longest else set()
+        sizes = {(square, square)} if self.shortest <= square <= self.longest else set()
         for side in range(self.shortest, self.longest + 1, self.step):
             other = min(area // side // self.step * self.step, self.longest)
             if other >= self.shortest:
-                found |= {(side, other), (other, side)}
-        return tuple(sorted(found))
+                sizes |= {(side, other), (other, side)}
+        return tuple(sorted(sizes))
 
     def assign(self, size: Size) -> Placement:
         """Returns the image's bucket, scale and crop; a pure function of its size.

@@ -120,18 +120,18 @@ class DiskCache:
         Raises OutputError where a folder stands in its place, EnvironmentFault where the system refuses to read.
         """
         path, damaged = self.path(key), self.damaged
-        found = self._looked_up(path, lambda: _read_verified(path, key, shapes))
+        arrays = self._looked_up(path, lambda: _read_verified(path, key, shapes))
         if self.damaged > damaged:
             self._digests.forget([path], _question(shapes), self.folder)
-        if found is None:
+        if arrays is None:
             return None
-        placed, data = found
+        placed, data = arrays
         return {info.name: _array(info, data) for info in placed}
 
     def _looked_up(self, path: Path, read: Callable[[], _T]) -> _T | None:
         """Returns what `read` gives of the entry at `path`; None if there is none or it is damaged."""
         try:
-            found = read()
+            entry = read()
         except FileNotFoundError:
             self.misses += 1
             return None
@@ -146,7 +146,7 @@ class DiskCache:
             self.damaged += 1
             return None
         self.hits += 1
-        return found
+        return entry
 
     def put(self, key: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Write an entry, replacing any there. Raises OutputError when the disk cannot take it."""
@@ -189,12 +189,12 @@ class DiskCache:
 
     def get_or_make(self, key: str, make: Callable[[], Mapping[str, np.ndarray[Any, Any]]]) -> Arrays:
         """Returns the entry's arrays; if it is missing or damaged, `make()` is called once and its result kept."""
-        found = self.get(key)
-        if found is not None:
-            return found
-        made = dict(make())
-        self.put(key, made)
-        return made
+        arrays = self.get(key)
+        if arrays is not None:
+            return arrays
+        new = dict(make())
+        self.put(key, new)
+        return new
 
 
 def _question(shapes: Shapes | None) -> str:

@@ -61,32 +61,32 @@ class CaptionFiles:
     def of(self, key: str) -> tuple[str, ...]:
         """Returns the captions of an image, at least one. Raises DataError."""
         stem = os.path.splitext(key)[0]
-        given = self._written(self._texts.get(stem, {}))
+        by_ending = self._written(self._texts.get(stem, {}))
         for source, entries in self._metadata:
             if key in entries:
-                given[source] = (entries[key].caption,)
-        if len(set(given.values())) > 1:
-            raise DataError(f"{shown(key)}: {', '.join(map(shown, given))} differ: keep one caption")
-        if not given:
-            given = self._written(self._others.get(stem, {}))
-            self._elsewhere += bool(given)
-        if not given:
+                by_ending[source] = (entries[key].caption,)
+        if len(set(by_ending.values())) > 1:
+            raise DataError(f"{shown(key)}: {', '.join(map(shown, by_ending))} differ: keep one caption")
+        if not by_ending:
+            by_ending = self._written(self._others.get(stem, {}))
+            self._elsewhere += bool(by_ending)
+        if not by_ending:
             return (self._fallback(key, stem),)
-        found = next(iter(given.values()))
-        self._empty += found == ("",)
-        if unseen := next(filter(None, map(hidden, found)), ""):
-            self._hidden.append(f"{shown(next(iter(given)))}: {unseen}")
-        return found
+        captions = next(iter(by_ending.values()))
+        self._empty += captions == ("",)
+        if unseen := next(filter(None, map(hidden, captions)), ""):
+            self._hidden.append(f"{shown(next(iter(by_ending)))}: {unseen}")
+        return captions
 
     def _written(self, by_ending: dict[str, list[tuple[int, str]]]) -> dict[str, tuple[str, ...]]:
         """Returns the captions in text files by the file's name, or that of the first of numbered ones."""
-        found = {}
+        captions = {}
         for numbered in by_ending.values():
             keys = [key for _, key in sorted(numbered)]
             self._used.update(keys)
             parts = [read_captions(f"{self._root}{os.sep}{key}", shown(key), lines=self._rule.lines) for key in keys]
-            found[keys[0]] = tuple(caption for part in parts for caption in part)
-        return found
+            captions[keys[0]] = tuple(caption for part in parts for caption in part)
+        return captions
 
     def _fallback(self, key: str, stem: str) -> str:
         folder = posixpath.basename(posixpath.dirname(key)) or self._root.resolve().name
@@ -94,11 +94,11 @@ class CaptionFiles:
             self._named += 1
             return re.sub(r"^\d+_", "", folder)
         if self._rule.default is None:
-            wanted = f"{shown(os.path.basename(stem))}{self._rule.endings[0]}"
+            expected = f"{shown(os.path.basename(stem))}{self._rule.endings[0]}"
             near = next((found for name in (key, stem) if (found := self._near.get(alike(name)))), "")
             raise DataError(
                 f"{shown(key)}: has no caption: "
-                + (f"rename {shown(near)} to {wanted}" if near else f"write {wanted} in the same folder")
+                + (f"rename {shown(near)} to {expected}" if near else f"write {expected} in the same folder")
                 + ", or set data.caption"
             )
         self._defaulted += 1
@@ -146,19 +146,19 @@ class CaptionFiles:
 
     def notices(self) -> list[str]:
         """Says what a user should know, once all captions were asked for."""
-        said = []
+        notices = []
         if self._empty:
-            said.append(f"{counted(self._empty, 'caption is', 'captions are')} empty")
+            notices.append(f"{counted(self._empty, 'caption is', 'captions are')} empty")
         if self._defaulted:
-            said.append(f"{counted(self._defaulted, 'image')} without a caption: the default one is taken")
+            notices.append(f"{counted(self._defaulted, 'image')} without a caption: the default one is taken")
         if self._named:
-            said.append(f"{counted(self._named, 'image')} without a caption: the folder's name is taken")
+            notices.append(f"{counted(self._named, 'image')} without a caption: the folder's name is taken")
         if self._elsewhere:
             have = counted(self._elsewhere, "caption has", "captions have")
-            said.append(f"{have} another ending than data.caption_extension")
+            notices.append(f"{have} another ending than data.caption_extension")
         if self._hidden:
             hold = counted(len(self._hidden), "caption holds", "captions hold")
-            said.append(f"{hold} a character that nobody sees and the model does, e.g. {self._hidden[0]}: remove it")
+            notices.append(f"{hold} a character that nobody sees and the model does, e.g. {self._hidden[0]}: remove it")
         orphans = [
             key
             for stem, by_ending in self._texts.items()
@@ -168,8 +168,8 @@ class CaptionFiles:
         ]
         self._used.update(orphans)
         if orphans:
-            said.append(f"{counted(len(orphans), 'caption file')} without an image, e.g. {shown(orphans[0])}")
-        return said
+            notices.append(f"{counted(len(orphans), 'caption file')} without an image, e.g. {shown(orphans[0])}")
+        return notices
 
     @property
     def used(self) -> frozenset[str]:

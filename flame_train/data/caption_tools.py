@@ -43,8 +43,8 @@ class CaptionKeys(Section):
 
         Raises DataError for a wrong wildcard.
         """
-        made = dict.fromkeys(self._varied(captions))
-        return tuple(made)[: self.variants]
+        texts = dict.fromkeys(self._varied(captions))
+        return tuple(texts)[: self.variants]
 
     @property
     def vary(self) -> bool:
@@ -71,11 +71,11 @@ class CaptionKeys(Section):
             order = permutation(len(tags), f"tags {caption}", number).tolist()
             tags = [tags[i] for i in order]
         if self.tag_dropout:
-            kept = {tag.strip() for tag in self.protected}
+            protected = {tag.strip() for tag in self.protected}
             tags = [
                 tag
                 for place, tag in enumerate(tags)
-                if tag in kept or fraction(f"tag {caption}", number, place) >= self.tag_dropout
+                if tag in protected or fraction(f"tag {caption}", number, place) >= self.tag_dropout
             ]
         return self._decorated(self._joined(before, tags, after))
 

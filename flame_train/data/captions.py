@@ -204,12 +204,12 @@ def _parse_line(line: str) -> tuple[str, str]:
 def _json_object(text: str, what: str, advice: str, place: str = "") -> dict[str, Any]:
     """Returns the object in JSON. DataError, which begins with `place` and says `what` was expected, for all else."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}not valid JSON ({error}): {advice}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{place}expected {what}, got {type(found).__name__}: {advice}")
-    return found
+    if not isinstance(value, dict):
+        raise DataError(f"{place}expected {what}, got {type(value).__name__}: {advice}")
+    return value
 
 
 def _relative_key(name: str) -> str:
@@ -223,15 +223,15 @@ def _relative_key(name: str) -> str:
 
 
 def _caption_of(record: Mapping[str, Any]) -> str:
-    given = {field: record[field] for field in ("text", "caption") if record.get(field) is not None}
-    if not given:
+    captions = {field: record[field] for field in ("text", "caption") if record.get(field) is not None}
+    if not captions:
         raise DataError('expected "text" or "caption": add one (it may be "")')
-    for field, value in given.items():
+    for field, value in captions.items():
         if not isinstance(value, str):
             raise DataError(f'"{field}" must be text, got {type(value).__name__}: put it in quotes')
-    if len(set(given.values())) > 1:
+    if len(set(captions.values())) > 1:
         raise DataError('"text" and "caption" differ: keep one')
-    caption: str = next(iter(given.values()))
+    caption: str = next(iter(captions.values()))
     if "\0" in caption or any(0xD800 <= ord(c) <= 0xDFFF for c in caption):
         raise DataError("the caption holds a NUL character or half a surrogate pair: write plain text")
     if len(caption.encode()) > MAX_CAPTION_BYTES:

@@ -60,12 +60,12 @@ def masks_in(folder: Path) -> dict[str, str]:
 
     Those may be named as `mask_names` has them.
     """
-    found = {}
+    masks = {}
     for key in list_files(folder, "data.mask_folder").files:
         stem = os.path.splitext(key)[0]
         if _is_image(key):
-            found[next((stem.removesuffix(end) for end in MASK_ENDINGS if stem.endswith(end)), stem)] = key
-    return found
+            masks[next((stem.removesuffix(end) for end in MASK_ENDINGS if stem.endswith(end)), stem)] = key
+    return masks
 
 
 def find_mask(path: Path, image: Path, size: tuple[int, int], name: str) -> tuple[Mask, str]:
@@ -91,13 +91,13 @@ def find_mask(path: Path, image: Path, size: tuple[int, int], name: str) -> tupl
 
 def refuse_black(masks: Iterable[Path]) -> None:
     """Raises DataError, which names each of these masks, of images with which nothing could be learnt."""
-    told = [
+    problems = [
         f"{shown(path)}: the mask is black all over, so nothing of the image counts: mend it, remove the image, or "
         "set data.mask_weight"
         for path in dict.fromkeys(masks)
     ]
-    if told:
-        raise DataError("\n".join(told))
+    if problems:
+        raise DataError("\n".join(problems))
 
 
 def latent_mask(values: np.ndarray[Any, Any], downscale: int) -> np.ndarray[Any, Any]:
@@ -150,13 +150,13 @@ class ControlFolder:
         Raises DataError unless there is one.
         """
         stem = self._same(os.path.splitext(image)[0])
-        found = self._keys.get(stem, [])
-        if len(found) == 1:
-            return found[0]
-        if found:
+        keys = self._keys.get(stem, [])
+        if len(keys) == 1:
+            return keys[0]
+        if keys:
             raise DataError(
                 f"{shown(image)}: expected one control image in {shown(self.root)}, got "
-                f"{' and '.join(map(shown, found))}: remove one"
+                f"{' and '.join(map(shown, keys))}: remove one"
             )
         raise DataError(
             f"{shown(image)}: expected a control image {shown(stem)} ({', '.join(sorted(IMAGES))}) in "

@@ -44,8 +44,8 @@ class DatasetError(DataError):
 
     def __init__(self, folder: Path, problems: Sequence[str], items: Sequence[Item] = ()) -> None:
         self.problems, self.items = tuple(problems), tuple(items)
-        told = f"{shown(folder)}: {counted(len(self.problems), 'problem')} in the dataset:"
-        super().__init__("\n  ".join([told, *grouped(self.problems, _LISTED)]))
+        message = f"{shown(folder)}: {counted(len(self.problems), 'problem')} in the dataset:"
+        super().__init__("\n  ".join([message, *grouped(self.problems, _LISTED)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +229,9 @@ class _Scan:
     def _mask(self, key: str, info: ImageInfo) -> Mask | None:
         """Returns the image's mask; None if it has none. Raises DataError if that does not fit it."""
         if self._masks == "alpha":
-            given = alpha_and_orientation(self.root / key)[0]
-            self._unmasked += not given
-            blank = "white" if not given else "" if load_alpha(self.root / key)[0].any() else "black"
+            has_alpha = alpha_and_orientation(self.root / key)[0]
+            self._unmasked += not has_alpha
+            blank = "white" if not has_alpha else "" if load_alpha(self.root / key)[0].any() else "black"
             return Mask(self.root / key, info.sha256, alpha=True, blank=blank)
         path = self._mask_paths.get(os.path.splitext(key)[0])
         if self._masks == "off" or path is None:
@@ -253,14 +253,14 @@ class _Scan:
 
     def _controls_of(self, key: str, beside: Sequence[Mapping[str, ImageInfo | None]]) -> tuple[Control, ...] | None:
         """Returns the image's control images; None if one is bad. Raises DataError if it lacks one."""
-        found = []
+        controls = []
         for folder, known in zip(self._controls, beside, strict=True):
             own = folder.key_for(key)
             info = known[own]
             if info is None:
                 return None
-            found.append(Control(folder.root / own, info.sha256, info.size, not info.notices))
-        return tuple(found)
+            controls.append(Control(folder.root / own, info.sha256, info.size, not info.notices))
+        return tuple(controls)
 
     def _probe_all(
         self,
@@ -283,7 +283,7 @@ class _Scan:
         def some(keys: Sequence[str]) -> list[ImageInfo | str]:
             return [one(key) for key in keys]
 
-        found: list[tuple[str, ImageInfo | None]] = []
+        infos: list[tuple[str, ImageInfo | None]] = []
         pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
         try:
             with quiet_decoders(), reading(f"reading {shown(root.name)}", len(images)) as advance:
@@ -292,13 +292,13 @@ class _Scan:
                 for done, (key, result) in enumerate(zip(images, results, strict=True), 1):
                     if isinstance(result, str):
                         self.bad.append(result)
-                    found.append((key, None if isinstance(result, str) else result))
+                    infos.append((key, None if isinstance(result, str) else result))
                     advance(1)
                     if progress is not None:
                         progress(done, len(images))
         finally:
             pool.shutdown(cancel_futures=True)
-        return found
+        return infos
 
     def _fits(self, key: str, info: ImageInfo) -> bool:
         short, long = sorted(info.size)
@@ -313,16 +313,16 @@ class _Scan:
 
     def look_at_folders(self, by_folder: bool) -> None:
         """Notes folders whose names ask for repeats: that nobody listens, or what cannot be a number of them."""
-        asked = {key.split("/")[0]: n for key in self.files if (n := _named_repeats(key)) is not None}
-        if not by_folder and asked:
-            are = counted(len(asked), "folder is", "folders are")
+        repeats = {key.split("/")[0]: n for key in self.files if (n := _named_repeats(key)) is not None}
+        if not by_folder and repeats:
+            are = counted(len(repeats), "folder is", "folders are")
             self.notices.append(
                 f"{are} named as kohya's trainers want them for repeats, e.g. "
-                f"{shown(next(iter(asked)))}: set data.folder_repeats = true to have them here"
+                f"{shown(next(iter(repeats)))}: set data.folder_repeats = true to have them here"
             )
         self.problems += [
             f"{shown(folder)}: expected repeats from 1 to {MAX_REPEATS} before the _: rename or move the folder"
-            for folder, n in asked.items()
+            for folder, n in repeats.items()
             if by_folder and not 1 <= n <= MAX_REPEATS
         ]
 

@@ -36,6 +36,6 @@ def remember(folder: Path, images: Mapping[str, Size]) -> None:
     known = seen_images(folder)
     if images.items() <= known.items() or not folder.is_dir():
         return
-    kept = {**(known if len(known) + len(images) <= _MOST else {}), **images}
+    sizes = {**(known if len(known) + len(images) <= _MOST else {}), **images}
     with contextlib.suppress(OutputError):
-        write_checked(folder / _NAME, {"by": _DECODERS, "images": dict(sorted(kept.items()))})
+        write_checked(folder / _NAME, {"by": _DECODERS, "images": dict(sorted(sizes.items()))})

@@ -73,10 +73,10 @@ def contact_sheet(thumbnails: Sequence[Pixels]) -> Pixels:
 
 def groups(names: Mapping[str, object]) -> list[list[str]]:
     """Returns the names that have a value in common with others, group by group."""
-    found: dict[object, list[str]] = {}
+    by_fingerprint: dict[object, list[str]] = {}
     for name, value in names.items():
-        found.setdefault(value, []).append(name)
-    return [group for group in found.values() if len(group) > 1]
+        by_fingerprint.setdefault(value, []).append(name)
+    return [group for group in by_fingerprint.values() if len(group) > 1]
 
 
 _GAP = 4  # pixels between the images of a grid

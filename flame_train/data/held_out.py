@@ -36,17 +36,17 @@ def split(samples: Samples, fraction: float, before: Collection[str] = ()) -> tu
     refuse_common([row.item for row in rest.rows], [row.item for row in held.rows])
     if not fraction:
         return rest, held
-    wanted = frozenset(before) or _chosen({row.item.sha256 for row in rest.rows}, fraction)
-    taken = rest.where(lambda row: row.item.sha256 in wanted)
-    left = rest.where(lambda row: row.item.sha256 not in wanted)
-    if not left.rows:
+    hashes = frozenset(before) or _chosen({row.item.sha256 for row in rest.rows}, fraction)
+    taken = rest.where(lambda row: row.item.sha256 in hashes)
+    training = rest.where(lambda row: row.item.sha256 not in hashes)
+    if not training.rows:
         number = len(rest.rows)
         raise ConfigError(
             f"validation.fraction: expected images left to train on, got none of {number}; set validation.fraction = 0"
             if number == 1
             else f"validation.fraction: expected images left to train on, got none of {number}; lower it, or add images"
         )
-    return left, held.joined(taken)
+    return training, held.joined(taken)
 
 
 def _chosen(hashes: Collection[str], fraction: float) -> frozenset[str]:
@@ -64,5 +64,5 @@ def refuse_common(rest: Iterable[Item], held: Iterable[Item]) -> None:
         lines = [f"  {shown(mine.path)}: is the same image as {shown(other.path)}" for mine, other in both[:_LISTED]]
         more = [f"  ... and {len(both) - _LISTED} more"] if len(both) > _LISTED else []
         are = counted(len(both), "validation image is", "validation images are")
-        told = f"data.sets: {are} also trained on; remove what is twice from one set:"
-        raise DataError("\n".join([told, *lines, *more]))
+        advice = f"data.sets: {are} also trained on; remove what is twice from one set:"
+        raise DataError("\n".join([advice, *lines, *more]))

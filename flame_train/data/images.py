@@ -138,14 +138,14 @@ def alpha_and_orientation(path: Path) -> tuple[bool, int]:
 
     Only its header is read. An orientation that cannot be read is 1.
     """
-    alpha, found = False, 1
+    alpha, facts = False, 1
     try:
         with Image.open(path) as image:
             alpha = has_alpha(image)
-            found = image.getexif().get(_ORIENTATION, 1)
+            facts = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # the EXIF block is untrusted binary of its own
         return alpha, 1
-    return alpha, found if found in range(1, 9) else 1
+    return alpha, facts if facts in range(1, 9) else 1
 
 
 def _loaded(
@@ -159,29 +159,29 @@ def _loaded(
     """As `load_image`, of a file's bytes."""
     if not data:
         raise DataError(f"{label}: the file is empty (zero bytes): copy or download it again")
-    found = sniff.sniff(data)
-    if found not in sniff.IMAGES:
-        raise DataError(f"{label}: {sniff.refusal(found)}")
-    if found == "PNG":
+    format_name = sniff.sniff(data)
+    if format_name not in sniff.IMAGES:
+        raise DataError(f"{label}: {sniff.refusal(format_name)}")
+    if format_name == "PNG":
         sniff.check_png(data, label)
-    _refuse_bomb(sniff.declared_pixels(data, found), label)
+    _refuse_bomb(sniff.declared_pixels(data, format_name), label)
     notices: list[str] = []
     try:
-        pixels, size, mode = _decode(data, found, label, animated, content, background, notices, small)
+        pixels, size, mode = _decode(data, format_name, label, animated, content, background, notices, small)
     except DataError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{label}: {_bomb_text()}") from error
     except UnidentifiedImageError as error:
         raise DataError(
-            f"{label}: the {found} is damaged or of a rare kind that Pillow cannot read: "
+            f"{label}: the {format_name} is damaged or of a rare kind that Pillow cannot read: "
             f"download it again or convert it to an 8-bit RGB PNG"
         ) from error
     except Exception as error:  # a decoder fed damaged bytes may raise anything at all
         raise DataError(
-            f"{label}: the {found} is damaged and cannot be decoded ({error}): copy or download it again"
+            f"{label}: the {format_name} is damaged and cannot be decoded ({error}): copy or download it again"
         ) from error
-    info = ImageInfo(*size, found, mode, hashlib.sha256(data).hexdigest(), tuple(notices))
+    info = ImageInfo(*size, format_name, mode, hashlib.sha256(data).hexdigest(), tuple(notices))
     return pixels, info
 
 

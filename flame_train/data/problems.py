@@ -23,8 +23,8 @@ def grouped(problems: Sequence[str], most: int = 100) -> list[str]:
     """
     causes: dict[str, list[str]] = {}
     for problem in problems:
-        file, _, said = problem.partition(": ")
-        cause = _OWN_SIZE.sub("", said).replace(f"{PurePosixPath(file).stem}.", "NAME.")
+        file, _, words = problem.partition(": ")
+        cause = _OWN_SIZE.sub("", words).replace(f"{PurePosixPath(file).stem}.", "NAME.")
         causes.setdefault(cause or problem, []).append(problem)
     lines = [line for cause, own in causes.items() for line in (own if len(own) <= _APART else [_together(cause, own)])]
     return lines if len(lines) <= most else [*lines[:most], f"... and {len(lines) - most} more"]
@@ -33,5 +33,5 @@ def grouped(problems: Sequence[str], most: int = 100) -> list[str]:
 def _together(cause: str, problems: Iterable[str]) -> str:
     names = [problem.partition(": ")[0] for problem in problems]
     verb = next((verb for verb in _VERBS if cause.startswith(verb)), "")
-    said = _VERBS.get(verb, ": ") + re.sub(r"\bit\b", "them", cause.removeprefix(verb))
-    return f"{len(names):,} images, such as {', '.join(names[:_NAMED])}{',' if verb else ''}{said}"
+    words = _VERBS.get(verb, ": ") + re.sub(r"\bit\b", "them", cause.removeprefix(verb))
+    return f"{len(names):,} images, such as {', '.join(names[:_NAMED])}{',' if verb else ''}{words}"

@@ -146,8 +146,8 @@ class Samples:
     def where(self, wanted: Callable[[Sample], bool]) -> Samples:
         """Returns those that are `wanted`; sets without one are left out."""
         rows = tuple(row for row in self.rows if wanted(row))
-        left = {id(row.set) for row in rows}
-        return Samples(tuple(own for own in self.sets if id(own) in left), rows)
+        set_ids = {id(row.set) for row in rows}
+        return Samples(tuple(own for own in self.sets if id(own) in set_ids), rows)
 
     def joined(self, others: Samples) -> Samples:
         """These, then the others."""

@@ -142,9 +142,9 @@ class ViewRule:
         """Returns the views of the image with this hash, each once."""
         if not (self.random_crop or any(self.colours)):
             return _uncut_views(placement, self.flip)
-        made = dict.fromkeys(self._varied(placement, sha256))
+        views = dict.fromkeys(self._varied(placement, sha256))
         mirrored = (False, True) if self.flip else (False,)
-        return tuple(replace(view, flipped=flipped) for view, flipped in itertools.product(made, mirrored))
+        return tuple(replace(view, flipped=flipped) for view, flipped in itertools.product(views, mirrored))
 
     def _varied(self, placement: Placement, sha256: str) -> Iterator[View]:
         for number in range(self.count):

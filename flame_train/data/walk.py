@@ -84,7 +84,7 @@ def _walk_one(
             return
         seen.add((status.st_dev, status.st_ino))
         with os.scandir(root / folder) as entries:
-            found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
+            in_order = sorted(entries, key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         if not folder:
@@ -93,7 +93,7 @@ def _walk_one(
             ) from error
         listing.problems.append(f"{label}: cannot be read ({reason}): check the folder's permissions")
         return
-    for entry in found:
+    for entry in in_order:
         if entry.name.startswith("."):
             continue
         _sort_entry(entry, f"{folder}/{entry.name}" if folder else entry.name, listing, real, linked)

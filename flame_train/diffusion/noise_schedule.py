@@ -66,12 +66,12 @@ class NoiseSchedule:
         if count < 1:
             raise ConfigError(f"sample.steps: expected at least 1, got {count}")
         if spacing == "leading":
-            found = np.arange(count, dtype=np.int64)[::-1] * (self.steps // count) + offset
+            steps = np.arange(count, dtype=np.int64)[::-1] * (self.steps // count) + offset
         else:
-            found = np.round(np.arange(self.steps, 0, -self.steps / count)).astype(np.int64) - 1
-        if count > self.steps or found[0] >= self.steps:
+            steps = np.round(np.arange(self.steps, 0, -self.steps / count)).astype(np.int64) - 1
+        if count > self.steps or steps[0] >= self.steps:
             raise ConfigError(
                 f"sample.steps: {count} {spacing} steps do not fit into the model's {self.steps} timesteps; "
                 "ask for fewer"
             )
-        return found
+        return steps

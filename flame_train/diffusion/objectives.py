@@ -122,8 +122,8 @@ class TrainingObjective(ABC):
         Returns:
             (B,) fp32.
         """
-        wanted = self.target(latents, noise, t) if target is None else target
-        each = mean_errors(self.kind, prediction, wanted, self.noise_level(t), factors)
+        expected = self.target(latents, noise, t) if target is None else target
+        each = mean_errors(self.kind, prediction, expected, self.noise_level(t), factors)
         weight = self.weight(t)
         return each if weight is None else each * weight
 

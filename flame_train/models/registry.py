@@ -19,8 +19,8 @@ def _family(name: str) -> Family:
     """Returns the one family that `models.<name>.family` defines."""
     module = importlib.import_module(f"flame_train.models.{name}.family")
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Family)]
-    (found,) = (kind for kind in kinds if kind.__module__ == module.__name__)
-    return found()
+    (families,) = (kind for kind in kinds if kind.__module__ == module.__name__)
+    return families()
 
 
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType({name: _family(name) for name in FAMILY_TITLES})
@@ -30,12 +30,12 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType({name: _family(name) fo
 def family_of(path: Path) -> Family:
     """Returns the family of a base model, by its headers. Raises ModelFileError for one that is not supported."""
     with open_weights(path) as weights:
-        found = identify(weights.shapes, weights.metadata)
+        identity = identify(weights.shapes, weights.metadata)
     for name, family in FAMILIES.items():
-        if found.kind != "lora" and found.family != "unknown" and could_be(found.family, name):
+        if identity.kind != "lora" and identity.family != "unknown" and could_be(identity.family, name):
             return family
     known = ", ".join(family.title for family in FAMILIES.values())
-    raise ModelFileError(f"{path}: expected a base model of {known}, but this is: {found.detail}")
+    raise ModelFileError(f"{path}: expected a base model of {known}, but this is: {identity.detail}")
 
 
 __all__ = ["FAMILIES", "NOTHING_NAMED", "Family", "Networks", "Opening", "family_of"]

@@ -41,9 +41,9 @@ def shape_of_encoder(kind: str, shapes: Shapes, name: str, dims: int) -> tuple[i
     Raises ModelFileError if it is missing or has another number of dims.
     """
     if len(shapes.get(name, ())) != dims:
-        found = shapes.get(name, "none")
+        shape = shapes.get(name, "none")
         raise ModelFileError(
-            f"text encoder: expected a tensor {name} of {dims} dimensions, found {found}: this is not {kind}"
+            f"text encoder: expected a tensor {name} of {dims} dimensions, found {shape}: this is not {kind}"
         )
     return shapes[name]
 

@@ -68,10 +68,10 @@ class BlockNetwork(nn.Module):
 
     def named_blocks(self, checkpointing: Checkpointing = "full") -> dict[str, Block]:
         """By name, in the network's order, the blocks of which `checkpointing` recomputes something."""
-        found = {name: part for name, part in self.named_modules() if isinstance(part, Block)}
+        blocks = {name: part for name, part in self.named_modules() if isinstance(part, Block)}
         if checkpointing == "mlp":
-            return {name: block for name, block in found.items() if block.has_feed_forward}
-        return found if whole_blocks(checkpointing) else {}
+            return {name: block for name, block in blocks.items() if block.has_feed_forward}
+        return blocks if whole_blocks(checkpointing) else {}
 
     @property
     def checkpointing(self) -> Checkpointing:

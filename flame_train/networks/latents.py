@@ -107,7 +107,11 @@ def statistic(stated: Stated, key: str, usual: tuple[float, ...]) -> tuple[float
 
     Raises ModelFileError for another list than that.
     """
-    found = stated.values.get(key, list(usual))
-    if not isinstance(found, list) or len(found) != len(usual) or not all(isinstance(x, int | float) for x in found):
-        raise ModelFileError(f"{stated.path}: {key}: expected {len(usual)} numbers, got {found!r}; mend the file")
-    return tuple(float(x) for x in found)
+    numbers = stated.values.get(key, list(usual))
+    if (
+        not isinstance(numbers, list)
+        or len(numbers) != len(usual)
+        or not all(isinstance(x, int | float) for x in numbers)
+    ):
+        raise ModelFileError(f"{stated.path}: {key}: expected {len(usual)} numbers, got {numbers!r}; mend the file")
+    return tuple(float(x) for x in numbers)

@@ -94,8 +94,10 @@ class AdamW8bitRule:
 def _blocks(arena: FlatParameters) -> np.ndarray[Any, Any]:
     """Where each block of values begins in the flat buffers, and how many it has: (blocks, 2) int64, stack by stack."""
     spans = arena.matrices().spans()
-    found = [(at, min(_BLOCK, start + size - at)) for start, size in spans for at in range(start, start + size, _BLOCK)]
-    return np.array(found, np.int64)
+    blocks = [
+        (at, min(_BLOCK, start + size - at)) for start, size in spans for at in range(start, start + size, _BLOCK)
+    ]
+    return np.array(blocks, np.int64)
 
 
 def dynamic_levels(signed: bool) -> np.ndarray[Any, Any]:

@@ -99,8 +99,8 @@ class AutomagicRule:
     def _decayed(stack: Any, step: Step) -> Array:
         """Returns the values, with the factors on weight decay."""
         scale, p = step.arena.decay_scale, step.arena.values
-        found: Array = stack.gather(step.xp, p if scale is None else scale * p)
-        return found
+        decayed: Array = stack.gather(step.xp, p if scale is None else scale * p)
+        return decayed
 
     def kernel(self, arena: FlatParameters) -> Kernel:
         constants = {

@@ -49,8 +49,8 @@ def matrix_kernel(
         for i in range(pairs)
         for kind in ("row", "col")
     }
-    given = {"matrices": matrices.table(extra)} | factors | dict(tables or {})
-    return Kernel(text, matrices.count, THREADS, given, **more)
+    arguments = {"matrices": matrices.table(extra)} | factors | dict(tables or {})
+    return Kernel(text, matrices.count, THREADS, arguments, **more)
 
 
 def moments_of(*names: str) -> dict[str, Any]:

@@ -105,10 +105,10 @@ class ProdigyScheduleFreeRule:
         xp, d, inner, size = step.xp, state["d"], step.sums["inner"], step.sums["size"]
         numerator = math.sqrt(self.betas[1]) * state["d_numerator"]
         numerator = xp.where((d > self.d0) | (inner > 0), numerator + inner, numerator)
-        found = numerator / xp.where(size > 0, size, 1.0)
+        ratio = numerator / xp.where(size > 0, size, 1.0)
         if self.d_limiter:
-            found = xp.minimum(d * 2.0**0.25, found)
-        return {"d": xp.where(size > 0, xp.maximum(d, found * self.d_coef), d), "d_numerator": numerator}
+            ratio = xp.minimum(d * 2.0**0.25, ratio)
+        return {"d": xp.where(size > 0, xp.maximum(d, ratio * self.d_coef), d), "d_numerator": numerator}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         xp, arena, y, z = step.xp, step.arena, step.arena.values, state["z"]

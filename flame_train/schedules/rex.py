@@ -19,7 +19,7 @@ class Rex(ScheduleKind):
 
     def build(self, total: int, warmup: int, min_lr: float) -> Schedule:
         def factor(xp: Namespace, progress: Array) -> Array:
-            left = 1.0 - progress
-            return left / ((1.0 - self.rex_d) + self.rex_d * left)
+            remaining = 1.0 - progress
+            return remaining / ((1.0 - self.rex_d) + self.rex_d * remaining)
 
         return Schedule(factor, total, warmup, min_lr=min_lr)

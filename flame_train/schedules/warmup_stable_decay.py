@@ -28,19 +28,20 @@ class WarmupStableDecay(ScheduleKind):
 
     def problems(self, config: Any) -> Mapping[str, str]:
         total = config.train.steps
-        left = total - config.schedule.warmup_of(total)
-        if self._falling(total) <= left:
+        remaining = total - config.schedule.warmup_of(total)
+        if self._falling(total) <= remaining:
             return {}
         return {
-            "decay": f"expected at most the {left} steps that the warm-up leaves, got {self.decay:g} of {total} steps"
+            "decay": f"expected at most the {remaining} steps that the warm-up leaves, "
+            f"got {self.decay:g} of {total} steps"
         }
 
     def build(self, total: int, warmup: int, min_lr: float) -> Schedule:
-        left, falling = max(1, total - warmup), self._falling(total)
+        remaining, falling = max(1, total - warmup), self._falling(total)
 
         def factor(xp: Namespace, progress: Array) -> Array:
-            since = xp.floor(progress * left + 0.5)  # a whole number: the root of a rounding error would be seen
-            return self._fall(xp, xp.clip((since - (left - falling)) / falling, 0.0, 1.0))
+            since = xp.floor(progress * remaining + 0.5)  # a whole number: the root of a rounding error would be seen
+            return self._fall(xp, xp.clip((since - (remaining - falling)) / falling, 0.0, 1.0))
 
         return Schedule(factor, total, warmup, min_lr=min_lr)
 

@@ -51,16 +51,16 @@ class TextNetwork:
         """
         named = f"{self.name} {self.noun}"
         with open_weights(path) as weights:
-            found, resolved = self._resolved(weights, named)
-            built = parts(weights, weights.shapes, resolved, [found], self._build)[named]
-            stated = Stated.beside(weights.path, found.prefixes)
+            resolved_encoder, resolved = self._resolved(weights, named)
+            built = parts(weights, weights.shapes, resolved, [resolved_encoder], self._build)[named]
+            stated = Stated.beside(weights.path, resolved_encoder.prefixes)
             return part_of(weights, component or named, built, partial(self._build, named, built[1].shapes, stated))
 
     def _resolved(self, weights: Weights, named: str) -> tuple[Component, Resolved]:
-        prefix, found = self.prefix_of(weights.names), identify(weights.shapes, weights.metadata)
-        if prefix is None or found.kind == "quantised":
+        prefix, identity = self.prefix_of(weights.names), identify(weights.shapes, weights.metadata)
+        if prefix is None or identity.kind == "quantised":
             raise ModelFileError(
-                f"{weights.path}: expected a {named}, alone or in a checkpoint, found {found.detail}; "
+                f"{weights.path}: expected a {named}, alone or in a checkpoint, found {identity.detail}; "
                 f"name a file such as {self.example}, or a diffusers folder"
             )
         component = self.component(named, (prefix,))

@@ -36,12 +36,14 @@ class RunningEncoder:
         own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
         if not own:
             return dict(arrays)
-        kept = own.pop(KEPT, None)
-        found = self.encoder.encode(self.network, own)
-        made = {name: a.to(dtype) for name, a in found.items() if is_float(a.dtype)}
-        if kept is not None:
-            made = {name: a * kept.to(dtype).reshape(-1, *(1 for _ in a.shape[1:])) for name, a in made.items()}
-        return {name: a for name, a in arrays.items() if not name.startswith(prefix)} | found | made
+        mask = own.pop(KEPT, None)
+        outputs = self.encoder.encode(self.network, own)
+        conditioning = {name: a.to(dtype) for name, a in outputs.items() if is_float(a.dtype)}
+        if mask is not None:
+            conditioning = {
+                name: a * mask.to(dtype).reshape(-1, *(1 for _ in a.shape[1:])) for name, a in conditioning.items()
+            }
+        return {name: a for name, a in arrays.items() if not name.startswith(prefix)} | outputs | conditioning
 
 
 def tokens_of(
@@ -57,9 +59,9 @@ def tokens_of(
     Returns:
         Token ids, and for encoders that are dropped now and then the factor on their arrays.
     """
-    made: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
     for encoder in encoders:
-        made |= encoder.tokens(text)
+        arrays |= encoder.tokens(text)
         if dropped is not None and encoder.dropout:
-            made[f"{encoder.key}.{KEPT}"] = np.array([encoder.key not in dropped], np.float32)
-    return made
+            arrays[f"{encoder.key}.{KEPT}"] = np.array([encoder.key not in dropped], np.float32)
+    return arrays

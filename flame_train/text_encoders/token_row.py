@@ -23,7 +23,7 @@ class TokenRow:
         least = max(1, len(end))
         if length < least:
             raise ValueError(f"expected a length of at least {least}, got {length}")
-        kept = [*ids[: length - len(end)], *end]
+        fitting = [*ids[: length - len(end)], *end]
         row = np.full(length, pad, np.int32)
-        row[: len(kept)] = kept
-        return cls(row, np.arange(length) < len(kept), len(ids) + len(end) - len(kept))
+        row[: len(fitting)] = fitting
+        return cls(row, np.arange(length) < len(fitting), len(ids) + len(end) - len(fitting))

@@ -81,10 +81,10 @@ class DoraFactors:
 
 def _array_problem(arrays: Arrays) -> str:
     wrong = pair_problem(arrays)
-    found = [arrays[name] for name in (SCALE, VECTOR) if name in arrays]
-    if wrong or len(found) != 1:
-        return wrong or ("has two magnitudes" if found else "has no magnitude")
-    out, width, shape = arrays[UP].shape[0], arrays[DOWN].shape[1], found[0].shape
+    magnitudes = [arrays[name] for name in (SCALE, VECTOR) if name in arrays]
+    if wrong or len(magnitudes) != 1:
+        return wrong or ("has two magnitudes" if magnitudes else "has no magnitude")
+    out, width, shape = arrays[UP].shape[0], arrays[DOWN].shape[1], magnitudes[0].shape
     lengths = (out,) if VECTOR in arrays else (out, width)
     if math.prod(shape) not in lengths or max(shape, default=0) != math.prod(shape):
         return f"has a magnitude of shape {shape}, and a weight of {out} rows and {width} columns"
@@ -184,8 +184,8 @@ class DoraAdapter:
         return y
 
     def dropped(self, layer: Layer, x: Tensor, drop: Drop) -> Tensor:
-        gain, kept = self._gain(), drop.module()
-        gain = (gain if kept is None else gain * kept).to(x.dtype)
+        gain, scale_of_kept = self._gain(), drop.module()
+        gain = (gain if scale_of_kept is None else gain * scale_of_kept).to(x.dtype)
         if self.axis == 1:
             scaled = F.addcmul(x, x, gain)
             return layer.bare(scaled) + self.lora.low_rank(layer, scaled, drop)

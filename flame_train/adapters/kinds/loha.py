@@ -125,5 +125,5 @@ class LohaAdapter(MergedAdapter):
 
 
 def _added(weight: Any, w1_a: Tensor, w1_b: Tensor, w2_a: Tensor, w2_b: Tensor, scale: float, dtype: DType) -> Tensor:
-    made: Tensor = F.hadamard_add(dense(weight, dtype), w1_a, w1_b, w2_a, w2_b, scale)
-    return made
+    out: Tensor = F.hadamard_add(dense(weight, dtype), w1_a, w1_b, w2_a, w2_b, scale)
+    return out

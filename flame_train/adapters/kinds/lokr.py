@@ -111,16 +111,16 @@ class Lokr(AdapterKind):
         """Returns the shapes of a layer's matrices by name: which are products is LyCORIS' rule."""
         out, width, *kernel = weight_shape
         (a, b), (c, d) = factorization(out, self.factor), factorization(width, self.factor)
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         if self.decompose_both and not self.full_matrix and rank < max(a, c) / 2:
-            found |= {"lokr_w1_a": (a, rank), "lokr_w1_b": (rank, c)}
+            shapes |= {"lokr_w1_a": (a, rank), "lokr_w1_b": (rank, c)}
         else:
-            found["lokr_w1"] = (a, c)
+            shapes["lokr_w1"] = (a, c)
         if rank < max(b, d) / 2 and not self.full_matrix:
-            found |= {"lokr_w2_a": (b, rank), "lokr_w2_b": (rank, d * math.prod(kernel))}
+            shapes |= {"lokr_w2_a": (b, rank), "lokr_w2_b": (rank, d * math.prod(kernel))}
         else:
-            found["lokr_w2"] = (b, d, *kernel)
-        return found
+            shapes["lokr_w2"] = (b, d, *kernel)
+        return shapes
 
     def from_factors(self, layer: Layer, factors: LokrFactors, strength: float, make: Make) -> LokrAdapter:
         matrices = {which: make(which, array.astype(np.float32)) for which, array in factors.arrays.items()}
@@ -178,8 +178,8 @@ class LokrAdapter(MergedAdapter):
 
 
 def _added(weight: Any, w1: Tensor, w2: Tensor, scale: float, dtype: DType) -> Tensor:
-    made: Tensor = F.kron_add(dense(weight, dtype), w1, w2, scale)
-    return made
+    out: Tensor = F.kron_add(dense(weight, dtype), w1, w2, scale)
+    return out
 
 
 def factorization(dimension: int, factor: int) -> tuple[int, int]:

@@ -273,10 +273,10 @@ def offloaded(value: Any, source: Source) -> Any:
     share = float(source.get("model.layer_offloading_transformer_percent", 1.0))
     if not value or not share:
         return NOTHING
-    found: dict[str, Any] = {"model.offload": share}
+    keys: dict[str, Any] = {"model.offload": share}
     if not source.get("train.gradient_checkpointing", True):
-        found["gradient.checkpointing"] = "full"
-    return Changed(found, "whole blocks, spread over the network")
+        keys["gradient.checkpointing"] = "full"
+    return Changed(keys, "whole blocks, spread over the network")
 
 
 def resolutions(value: Any, source: Source) -> Any:
@@ -305,10 +305,10 @@ def kept(kind: str, prefix: str) -> Convert:
     def convert(value: Any, source: Source) -> Any:
         if is_off(value):
             return NOTHING
-        found = {"preservation.kind": kind, "preservation.weight": float(source.get(f"{prefix}_multiplier", 1.0))}
+        keys = {"preservation.kind": kind, "preservation.weight": float(source.get(f"{prefix}_multiplier", 1.0))}
         if kind == "class":
-            found["preservation.class_word"] = str(source.get(f"{prefix}_class", "person"))
-        return found
+            keys["preservation.class_word"] = str(source.get(f"{prefix}_class", "person"))
+        return keys
 
     return convert
 

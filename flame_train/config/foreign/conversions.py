@@ -59,8 +59,8 @@ _OPTIMIZERS: Final = MappingProxyType(
 
 def number_format(value: Any, source: Source) -> Any:
     """Converts a number format by any program's name for it."""
-    found = _FORMATS.get(str(value).lower())
-    return found or Lost("no such number format here; bf16, fp16 and fp32 are there")
+    name = _FORMATS.get(str(value).lower())
+    return name or Lost("no such number format here; bf16, fp16 and fp32 are there")
 
 
 def optimizer(value: Any, source: Source) -> Any:
@@ -71,10 +71,10 @@ def optimizer(value: Any, source: Source) -> Any:
     name = str(value).rsplit(".", 1)[-1].lower()
     if name in key.choices:
         return name
-    found = _OPTIMIZERS.get(name) or key.known.get(name)
-    if found is None:
+    ours = _OPTIMIZERS.get(name) or key.known.get(name)
+    if ours is None:
         return Lost(f"no such optimizer here; there are {', '.join(map(str, key.choices))}")
-    return Changed(found, f"the nearest to {value} here")
+    return Changed(ours, f"the nearest to {value} here")
 
 
 def schedule(value: Any, source: Source) -> Any:
@@ -128,19 +128,19 @@ def number(value: Any) -> Any:
         return value
     for kind in (int, float):
         with contextlib.suppress(ValueError):
-            if bounded(found := kind(value)) is not None:
-                return found
+            if bounded(number_of_text := kind(value)) is not None:
+                return number_of_text
     return value.strip()
 
 
 def warmup(value: Any, source: Source) -> Any:
     """Steps of a rise; a number below 1 is a share of the run."""
-    given = number(value)
-    if not isinstance(given, int | float):
+    steps = number(value)
+    if not isinstance(steps, int | float):
         return Lost("expected a number of steps")
-    if is_off(given):
+    if is_off(steps):
         return NOTHING
-    return {"schedule.warmup": float(given)} if given < 1 else {"schedule.warmup_steps": int(given)}
+    return {"schedule.warmup": float(steps)} if steps < 1 else {"schedule.warmup_steps": int(steps)}
 
 
 def min_snr(value: Any, source: Source) -> Any:
@@ -166,20 +166,20 @@ def unless_off(value: Any, source: Source) -> Any:
 
 def sampled(name: str, shift: Any, std: float = 1.0) -> Any:
     """Returns how noise levels are drawn, with their shift and the width of a logit-normal."""
-    found = {"loss.timestep_sampling": name, "loss.shift": float(number(shift))}
+    keys = {"loss.timestep_sampling": name, "loss.shift": float(number(shift))}
     if std != 1.0:
-        found["loss.logit_std"] = std
-    return found
+        keys["loss.logit_std"] = std
+    return keys
 
 
 def sampled_as_flux(name: str, source: Source, std: float = 1.0) -> Any:
     """Noise levels with Flux's shift, which follows an image's size: Flux's own here, elsewhere one for all sizes."""
     if source.fact("guidance"):
         return sampled(name, 0.0, std)
-    given = [one["resolution"].value for one in source.sets if "resolution" in one]
-    given += [each for one in source.sets if "resolutions" in one for each in one["resolutions"].value]
-    found = [side(each, source) for each in given] or [1024]
-    sides = [each.value if isinstance(each, Changed) else int(each) for each in found]
+    resolutions = [one["resolution"].value for one in source.sets if "resolution" in one]
+    resolutions += [each for one in source.sets if "resolutions" in one for each in one["resolutions"].value]
+    answers = [side(each, source) for each in resolutions] or [1024]
+    sides = [each.value if isinstance(each, Changed) else int(each) for each in answers]
     pixels = sum(each * each for each in sides) / len(sides)
     shift = math.exp(0.5 + 0.65 * (pixels / 256 - 256) / (4096 - 256))
     remark = f"Flux's shift at {round(pixels**0.5)} x {round(pixels**0.5)} pixels; there it follows each image's size"
@@ -297,10 +297,10 @@ def sampler(value: Any, source: Source) -> Any:
     from flame_train.config.keys import keys
 
     key, name = keys()["sample.sampler"], str(value).lower()
-    found = name if name in key.choices else key.known.get(name)
-    if found is None and name in ("flowmatch", "k_euler"):
+    ours = name if name in key.choices else key.known.get(name)
+    if ours is None and name in ("flowmatch", "k_euler"):
         return NOTHING
-    return found or Lost(f"sample.sampler has {', '.join(map(str, key.choices))}")
+    return ours or Lost(f"sample.sampler has {', '.join(map(str, key.choices))}")
 
 
 def swapped(checkpointing: str) -> Convert:
@@ -334,10 +334,10 @@ def trained(rates: Mapping[str, Any], denoiser: Any, targets: str, remark: str =
     if not used:
         return NOTHING
     shared = next(iter(used.values()))
-    found: dict[str, Any] = {"text_encoders.train": list(used), "text_encoders.targets": [targets]}
+    keys: dict[str, Any] = {"text_encoders.train": list(used), "text_encoders.targets": [targets]}
     if is_off(denoiser) or shared != float(number(denoiser)):
-        found["text_encoders.lr"] = shared
+        keys["text_encoders.lr"] = shared
     others = [f'"{name}.*" {rate:g}' for name, rate in used.items() if rate != shared]
     if others:
         remark = f"one rate for all here; [[lora.rules]] gives a rate of its own: {', '.join(others)}"
-    return Changed(found, remark) if remark else found
+    return Changed(keys, remark) if remark else keys

@@ -71,7 +71,7 @@ def _read(reading: Reading) -> Source:
 
 def held_out(reading: Reading, settings: Mapping[str, Setting], notes: list[str]) -> list[dict[str, Setting]]:
     """Returns the folders of eval_datasets, in files of their own."""
-    found: list[dict[str, Setting]] = []
+    sets: list[dict[str, Setting]] = []
     named = settings.get("eval_datasets", Setting([], ""))
     for one in named.value:
         name = str(one.get("config", "") if isinstance(one, Mapping) else one)
@@ -79,8 +79,8 @@ def held_out(reading: Reading, settings: Mapping[str, Setting], notes: list[str]
         if other is None:
             notes.append(no_file("eval_datasets", Setting(name, named.place), "its folders are"))
         else:
-            found += [each | {"validation": Setting(True, named.place)} for each in folders_of(other)]
-    return found
+            sets += [each | {"validation": Setting(True, named.place)} for each in folders_of(other)]
+    return sets
 
 
 def folders_of(reading: Reading) -> list[dict[str, Setting]]:
@@ -132,8 +132,8 @@ def examples(value: Any, source: Source) -> Any:
 
 def scheduled(value: Any, source: Source) -> Any:
     """Converts a cosine ends at a rate of 1e-6, whatever it begins with."""
-    found = schedule(value, source)
-    return {"schedule.name": "cosine", "schedule.min_lr": 1e-6} if found == "cosine" else found
+    answer = schedule(value, source)
+    return {"schedule.name": "cosine", "schedule.min_lr": 1e-6} if answer == "cosine" else answer
 
 
 def float8(value: Any, source: Source) -> Any:
@@ -146,9 +146,9 @@ def resolutions(value: Any, source: Source) -> Any:
     numbers = [each.value if isinstance(each, Changed) else each for each in sides]
     if not numbers or any(isinstance(each, Lost) for each in numbers):
         return Lost("expected a list of resolutions")
-    found = {"set.resolution": numbers[0]} if len(numbers) == 1 else {"set.resolutions": sorted(set(numbers))}
+    keys = {"set.resolution": numbers[0]} if len(numbers) == 1 else {"set.resolutions": sorted(set(numbers))}
     remarks = [each.remark for each in sides if isinstance(each, Changed)]
-    return Changed(found, remarks[0]) if remarks else found
+    return Changed(keys, remarks[0]) if remarks else keys
 
 
 def repeats(value: Any, source: Source) -> Any:

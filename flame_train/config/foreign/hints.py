@@ -35,7 +35,7 @@ def sentence(path: str) -> str:
     """Says what to do instead of `path`, `section.name` or a bare name; "" where no table has a sentence."""
     name = path.rpartition(".")[2]
     exact = _IN_PLACE.get(path) or _IN_PLACE.get(name) or _sentences().get(name)
-    return exact or next((said for pattern, said in _patterns().items() if fnmatchcase(name, pattern)), "")
+    return exact or next((words for pattern, words in _patterns().items() if fnmatchcase(name, pattern)), "")
 
 
 @functools.cache
@@ -48,10 +48,10 @@ def _patterns() -> Mapping[str, str]:
 def _sentences() -> Mapping[str, str]:
     """By the name of the setting. sd-scripts' come first; of the others only names that mean one thing anywhere."""
     rows = [*sd_scripts.PROGRAM.table().rows, *sd_scripts.PROGRAM.table().set_rows]
-    found = {row.key.rpartition(".")[2]: row.say for row in reversed(rows) if row.say}
+    sentences = {row.key.rpartition(".")[2]: row.say for row in reversed(rows) if row.say}
     for program in (ai_toolkit.PROGRAM, onetrainer.PROGRAM, simpletuner.PROGRAM, diffusion_pipe.PROGRAM):
         for row in (*program.table().rows, *program.table().set_rows):
             name = row.key.rpartition(".")[2]
             if row.say and "_" in name and "*" not in name:
-                found.setdefault(name, row.say)
-    return MappingProxyType(found)
+                sentences.setdefault(name, row.say)
+    return MappingProxyType(sentences)

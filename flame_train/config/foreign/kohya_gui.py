@@ -89,12 +89,14 @@ def read(reading: Reading) -> Source:
         name for name in defaults if _value(boxes, name, "") == "" and (name not in boxes or name in _NEVER_EMPTY)
     }
     absent |= {name for name in defaults if name in boxes and boxes[name].value is None}
-    given = needed | {name: Setting(defaults[name], "") for name in absent}
-    idle |= dict.fromkeys(unread(given), _OTHER_KIND)
-    settings = dict(_arguments(given, family))
+    boxes_read = needed | {name: Setting(defaults[name], "") for name in absent}
+    idle |= dict.fromkeys(unread(boxes_read), _OTHER_KIND)
+    settings = dict(_arguments(boxes_read, family))
     settings |= _further(boxes)
-    said = {one.written.partition(" ")[0] for one in settings.values()}
-    idle |= {name: _MODEL if name in _MODELS else _UNSAID for name in needed if name not in said and name not in idle}
+    written = {one.written.partition(" ")[0] for one in settings.values()}
+    idle |= {
+        name: _MODEL if name in _MODELS else _UNSAID for name in needed if name not in written and name not in idle
+    }
     notes: list[str] = []
     sets = datasets_of(reading, settings, notes)
     return replace(source_of(family, settings, sets, notes, reading.folder), idle=idle)
@@ -164,8 +166,8 @@ def _arguments(boxes: Mapping[str, Setting], family: str) -> Iterator[tuple[str,
 
 def _written(name: str, box: Setting, value: Any = None) -> Setting:
     """Returns a box as an argument: what the file says stays its text."""
-    said = f"{name} = {box.value!r}" if box.place else f"{name} (the web interface's default)"
-    return Setting(box.value if value is None else value, box.place, said if len(said) <= 80 else f"{said[:77]}...")
+    text = f"{name} = {box.value!r}" if box.place else f"{name} (the web interface's default)"
+    return Setting(box.value if value is None else value, box.place, text if len(text) <= 80 else f"{text[:77]}...")
 
 
 def _rates(boxes: Mapping[str, Setting], family: str) -> Iterator[tuple[str, Setting]]:
@@ -274,20 +276,22 @@ NETWORK_BOXES: Final = frozenset(
 def network(boxes: Mapping[str, Setting], family: str) -> dict[str, Setting]:
     """`network_module` and the `network_args` of a kind; a kind that the table lacks is a module of its name."""
     box = boxes["LoRA_type"]
-    said = f"LoRA_type = {box.value!r}" if box.place else "LoRA_type (the web interface's default)"
+    text = f"LoRA_type = {box.value!r}" if box.place else "LoRA_type (the web interface's default)"
     module, algorithm, read = KINDS.get(str(box.value), (str(box.value), "", ()))
     if module == "networks.lora":
         module = facts_of(family).get("kohya_network", module)
-    found = {"network_module": Setting(module, box.place, said)}
+    arguments = {"network_module": Setting(module, box.place, text)}
     if algorithm:
-        found["network_args.algo"] = Setting(algorithm, box.place, said)
+        arguments["network_args.algo"] = Setting(algorithm, box.place, text)
     if "split_mode" in boxes and "split_qkv" in read:
-        found["network_args.train_blocks"] = Setting("single", boxes["split_mode"].place, "split_mode = True")
+        arguments["network_args.train_blocks"] = Setting("single", boxes["split_mode"].place, "split_mode = True")
     for name in (*read, *_ALL_KINDS, *(_GGPO[1:] if "train_lora_ggpo" in boxes and "split_qkv" in read else ())):
         if name in boxes:
             own = boxes[name]
-            found[f"network_args.{_NAMES.get(name, name)}"] = Setting(own.value, own.place, f"{name} = {own.value!r}")
-    return found
+            arguments[f"network_args.{_NAMES.get(name, name)}"] = Setting(
+                own.value, own.place, f"{name} = {own.value!r}"
+            )
+    return arguments
 
 
 def unread(boxes: Mapping[str, Setting]) -> frozenset[str]:

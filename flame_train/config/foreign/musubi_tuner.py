@@ -91,8 +91,8 @@ def _kind(value: Any, source: Source) -> Any:
     """Its LoRA modules are one a family, and LoHa and LoKr are for all."""
     if value in _MODULES:
         return NOTHING
-    found = {"networks.loha": "loha", "networks.lokr": "lokr"}
-    return found.get(str(value), Lost(f"no such adapter here: {value}"))
+    kinds = {"networks.loha": "loha", "networks.lokr": "lokr"}
+    return kinds.get(str(value), Lost(f"no such adapter here: {value}"))
 
 
 def _alpha(value: Any, source: Source) -> Any:
@@ -112,11 +112,11 @@ def _levels(value: Any, source: Source) -> Any:
     shift, std = number(source.get("discrete_flow_shift", 1.0)), float(number(source.get("sigmoid_scale", 1.0)))
     scheme = source.get("weighting_scheme", "none")
     if value == "logsnr" or (value == "sigma" and scheme == "logit_normal"):
-        found = _normal(source, -0.5 if value == "logsnr" else -1.0)
+        answer = _normal(source, -0.5 if value == "logsnr" else -1.0)
     elif value == source.fact("musubi_size_shift"):
-        found = sampled_as_flux("sigmoid", source, std)
+        answer = sampled_as_flux("sigmoid", source, std)
     elif value == "sigma" and scheme == "mode":
-        found = sampled("mode", 1.0) | {"loss.mode_scale": float(number(source.get("mode_scale", 1.29)))}
+        answer = sampled("mode", 1.0) | {"loss.mode_scale": float(number(source.get("mode_scale", 1.29)))}
     else:
         known = {
             **dict.fromkeys(("sigma", "uniform"), sampled("uniform", 1.0)),
@@ -126,16 +126,16 @@ def _levels(value: Any, source: Source) -> Any:
         }
         if value not in known:
             return Lost("no such distribution here; the family's own is used instead (loss.timestep_sampling)")
-        found = known[value]
+        answer = known[value]
     weight = {"loss.weighting": scheme} if scheme in ("sigma_sqrt", "cosmap") else {}
-    return Changed(found.value | weight, found.remark) if isinstance(found, Changed) else found | weight
+    return Changed(answer.value | weight, answer.remark) if isinstance(answer, Changed) else answer | weight
 
 
 def _normal(source: Source, scale: float) -> Any:
     """Returns a level that is the sigmoid of `scale` times a normal number (trainer_base.py:617, timesteps.py:48)."""
     mean, std = (float(number(source.get(f"logit_{name}", usual))) for name, usual in (("mean", 0.0), ("std", 1.0)))
-    found = sampled("logit_normal", 1.0, abs(scale) * std)
-    return found | ({"loss.logit_mean": scale * mean} if mean else {})
+    keys = sampled("logit_normal", 1.0, abs(scale) * std)
+    return keys | ({"loss.logit_mean": scale * mean} if mean else {})
 
 
 def _span(last: bool) -> Convert:

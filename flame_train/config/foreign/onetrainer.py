@@ -70,10 +70,10 @@ def _list(reading: Reading, name: str, file_name: str, notes: list[str]) -> tupl
         return own, reading, (name,)
     other = reading.tree.get(file_name)
     if other:
-        found = reading.beside(str(other))
-        if found is not None:
-            items = found.tree.get("", [])
-            return (items if isinstance(items, list) else []), found, ("",)
+        other_file = reading.beside(str(other))
+        if other_file is not None:
+            items = other_file.tree.get("", [])
+            return (items if isinstance(items, list) else []), other_file, ("",)
         notes.append(no_file(file_name, Setting(other, reading.place((file_name,))), "what it holds is"))
     return [], reading, ()
 

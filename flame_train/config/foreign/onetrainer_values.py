@@ -67,8 +67,8 @@ def scheduled(value: Any, source: Source) -> Any:
     if value == "COSINE_WITH_HARD_RESTARTS":
         return {"schedule.name": "cosine_restarts", "schedule.cycles": cycles}
     if value == "COSINE_WITH_RESTARTS":
-        told = "the rate falls and rises along a cosine there, and begins anew at once here"
-        return Changed({"schedule.name": "cosine_restarts", "schedule.cycles": cycles}, "the nearest here", (told,))
+        reason = "the rate falls and rises along a cosine there, and begins anew at once here"
+        return Changed({"schedule.name": "cosine_restarts", "schedule.cycles": cycles}, "the nearest here", (reason,))
     return schedule(value, source)
 
 
@@ -125,8 +125,8 @@ def _factor(source: Source) -> int:
     """OneTrainer multiplies rates by the root of batch size or accumulation, where its config asks for it."""
     batch, accumulation = source.get("batch_size", 1), source.get("gradient_accumulation_steps", 1)
     known = {"BATCH": batch, "GRADIENT_ACCUMULATION": accumulation, "BOTH": batch * accumulation}
-    found: int = known.get(str(source.get("learning_rate_scaler", "NONE")).removeprefix("GLOBAL_"), 1)
-    return found
+    factor: int = known.get(str(source.get("learning_rate_scaler", "NONE")).removeprefix("GLOBAL_"), 1)
+    return factor
 
 
 def encoders(value: Any, source: Source) -> Any:
@@ -137,12 +137,16 @@ def encoders(value: Any, source: Source) -> Any:
     on = {name: part for name, part in parts.items() if source.get(f"{part}.train")}
     factor = _factor(source) ** 0.5
     rates = {name: float(source.get(f"{part}.learning_rate") or shared) * factor for name, part in on.items()}
-    found = trained(rates, float(denoiser) * factor, "full")
+    answer = trained(rates, float(denoiser) * factor, "full")
     ends = [f"{name} after {end}" for name, part in on.items() if (end := _end(part, source))]
-    if not ends or isinstance(found, Nothing):
-        return found
-    told = f"stop_training_after: to the end of the run here, and {', '.join(ends)} there"
-    return Changed(found.value, found.remark, (told,)) if isinstance(found, Changed) else Changed(found, "", (told,))
+    if not ends or isinstance(answer, Nothing):
+        return answer
+    reason = f"stop_training_after: to the end of the run here, and {', '.join(ends)} there"
+    return (
+        Changed(answer.value, answer.remark, (reason,))
+        if isinstance(answer, Changed)
+        else Changed(answer, "", (reason,))
+    )
 
 
 def _end(part: str, source: Source) -> str:
@@ -328,10 +332,10 @@ def overridden(value: Any, source: Source) -> Any:
     """Converts the resolution of a folder of its own."""
     if is_off(value):
         return NOTHING
-    found = resolutions(source.get("image.resolution_override", "512"), source)
-    if isinstance(found, Mapping):
-        return {"set.resolutions": found["data.resolutions"]}
-    return found
+    answer = resolutions(source.get("image.resolution_override", "512"), source)
+    if isinstance(answer, Mapping):
+        return {"set.resolutions": answer["data.resolutions"]}
+    return answer
 
 
 def tags(convert: Convert) -> Convert:

@@ -77,10 +77,10 @@ def read_foreign(source: str, family: str = "") -> tuple[Program, Source]:
     def beside(named: str) -> Reading | None:
         return _beside(named, folder, beside)
 
-    found = program.read(Reading(tree, lines, name_of(source), folder, family, script, beside))
-    if family and found.family and family != found.family:
-        raise ConfigError(f"{name_of(source)}: --family {family}: this config is for {found.family}")
-    return program, replace(found, family=found.family or family)
+    source_read = program.read(Reading(tree, lines, name_of(source), folder, family, script, beside))
+    if family and source_read.family and family != source_read.family:
+        raise ConfigError(f"{name_of(source)}: --family {family}: this config is for {source_read.family}")
+    return program, replace(source_read, family=source_read.family or family)
 
 
 def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
@@ -94,13 +94,13 @@ def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[tuple[str, ...]
 
 def _refuse_wild(tree: Mapping[str, Any], name: str) -> None:
     """Raises ConfigError for a number that no setting has and that arithmetic would stumble over."""
-    left: list[tuple[str, Any]] = [("", tree)]
-    while left:
-        key, value = left.pop()
+    waiting: list[tuple[str, Any]] = [("", tree)]
+    while waiting:
+        key, value = waiting.pop()
         if isinstance(value, Mapping):
-            left += [(str(below), each) for below, each in value.items()]
+            waiting += [(str(below), each) for below, each in value.items()]
         elif isinstance(value, list):
-            left += [(key, each) for each in value]
+            waiting += [(key, each) for each in value]
         elif type(value) in (int, float) and number(value) is None:
             raise ConfigError(f"{name}: {shown(key)}: expected a number from -1e100 to 1e100")
 

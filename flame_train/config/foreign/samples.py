@@ -22,30 +22,30 @@ from .table import (
 
 def prompts(items: list[dict[str, Any]]) -> Any:
     """Prompts with what each has of its own. One that cannot be read here is lost, and the others stay."""
-    given = [{name: value for name, value in item.items() if value not in (None, "")} for item in items]
-    kept, lost = [], []
-    for item in (item for item in given if item.get("text")):
+    filled = [{name: value for name, value in item.items() if value not in (None, "")} for item in items]
+    readable, lost = [], []
+    for item in (item for item in filled if item.get("text")):
         try:
             read_flags(item["text"])
         except ValueError as error:
             lost.append(f"the prompt {item['text'][:60]!r}: {error}")
         else:
-            kept.append(item if len(item) > 1 else item["text"])
-    if not kept:
+            readable.append(item if len(item) > 1 else item["text"])
+    if not readable:
         return Lost("; ".join(lost)) if lost else NOTHING
-    return Changed(kept, "", tuple(lost)) if lost else kept
+    return Changed(readable, "", tuple(lost)) if lost else readable
 
 
 def of_ai_toolkit(value: Any, source: Source) -> Any:
     """Converts a list of texts with flags, or of tables; a seed of -1 is none."""
     lost: list[str] = []
-    found = prompts([_of_ai_toolkit(each, lost) for each in value or []])
-    if not lost or isinstance(found, Nothing | Lost):
-        return found
+    answer = prompts([_of_ai_toolkit(each, lost) for each in value or []])
+    if not lost or isinstance(answer, Nothing | Lost):
+        return answer
     return (
-        Changed(found.value, found.remark, (*found.lost, *lost))
-        if isinstance(found, Changed)
-        else Changed(found, "", tuple(lost))
+        Changed(answer.value, answer.remark, (*answer.lost, *lost))
+        if isinstance(answer, Changed)
+        else Changed(answer, "", tuple(lost))
     )
 
 
@@ -60,10 +60,10 @@ def _of_ai_toolkit(item: Any, lost: list[str]) -> dict[str, Any]:
             table[_FLAGS[name]] = value.strip()
         else:
             lost.append(f"--{name} of the prompt {text.strip()[:40]!r}: no such flag here; the prompt stays without it")
-    found = {ours: number(table.get(theirs)) for theirs, ours in _AI_TOOLKIT.items()}
+    keys = {ours: number(table.get(theirs)) for theirs, ours in _AI_TOOLKIT.items()}
     shown = [str(file) for name in _CONTROLS if (file := table.get(name))]
-    found |= {"text": table["prompt"], "control": shown} if shown else {"text": table["prompt"]}
-    return found | {"seed": None if found["seed"] == -1 else found["seed"]}
+    keys |= {"text": table["prompt"], "control": shown} if shown else {"text": table["prompt"]}
+    return keys | {"seed": None if keys["seed"] == -1 else keys["seed"]}
 
 
 _CONTROLS: Final = ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")
@@ -99,8 +99,8 @@ def of_onetrainer(value: Any, source: Source) -> Any:
 
 
 def _of_onetrainer(one: Mapping[str, Any]) -> dict[str, Any]:
-    found = {ours: one.get(theirs) for theirs, ours in _ONETRAINER.items()}
-    return found | {"seed": None if one.get("random_seed") else found["seed"]}
+    keys = {ours: one.get(theirs) for theirs, ours in _ONETRAINER.items()}
+    return keys | {"seed": None if one.get("random_seed") else keys["seed"]}
 
 
 _ONETRAINER: Final = {

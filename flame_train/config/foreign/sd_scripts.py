@@ -162,21 +162,21 @@ def _filled_in(sets: list[dict[str, Setting]], settings: dict[str, Setting]) -> 
 
 def _sets(reading: Reading) -> list[dict[str, Setting]]:
     """Returns the subsets of a dataset TOML, each with what [general] and its dataset say."""
-    found: list[dict[str, Setting]] = []
+    sets: list[dict[str, Setting]] = []
     datasets = reading.tree.get("datasets")
     general = reading.tree.get("general", {})
     below = reading.flat(general, ("general",)) if isinstance(general, Mapping) else {}
     for i, dataset in enumerate(datasets if isinstance(datasets, list) else []):
         at = ("datasets", f"[{i}]")
         own = reading.flat({name: value for name, value in dataset.items() if name != "subsets"}, at)
-        found += counted(
+        sets += counted(
             [
                 below | own | reading.flat(subset, (*at, "subsets", f"[{j}]"))
                 for j, subset in enumerate(dataset.get("subsets", []))
             ],
             reading.folder,
         )
-    return found
+    return sets
 
 
 def _folders(settings: dict[str, Setting]) -> list[dict[str, Setting]]:
@@ -187,7 +187,7 @@ def _folders(settings: dict[str, Setting]) -> list[dict[str, Setting]]:
     images = {"image_dir": settings.pop("train_data_dir")}
     if settings.get("in_json", Setting("", "")).value:
         return [images]
-    found = [images | {"N_name": Setting(True, images["image_dir"].place, "folders named N_name")}]
+    folders = [images | {"N_name": Setting(True, images["image_dir"].place, "folders named N_name")}]
     regularization = settings.pop("reg_data_dir", None)
     if regularization and regularization.value:
         usual = {"prior_loss_weight": Setting(1.0, "")}
@@ -196,22 +196,22 @@ def _folders(settings: dict[str, Setting]) -> list[dict[str, Setting]]:
             "N_name": Setting(True, ""),
             "is_reg": Setting(True, regularization.place),
         }
-        found.append(marked | usual)
-    return found
+        folders.append(marked | usual)
+    return folders
 
 
 def unpacked(settings: dict[str, Setting]) -> dict[str, Setting]:
     """network_args = ["conv_dim=8"] as network_args.conv_dim, and so on; text that spells a number as one."""
-    found = {}
+    arguments = {}
     for name, setting in settings.items():
         if name in _LISTS:
             parts = setting.value if isinstance(setting.value, list) else str(setting.value).split()
             for part in map(str, parts):
                 key, _, value = part.replace('"', "").partition("=")
-                found[f"{name}.{key.strip()}"] = Setting(_literal(value), setting.place)
+                arguments[f"{name}.{key.strip()}"] = Setting(_literal(value), setting.place)
         else:
-            found[name] = setting
-    return found
+            arguments[name] = setting
+    return arguments
 
 
 def _literal(text: str) -> Any:

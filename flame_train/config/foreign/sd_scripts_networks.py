@@ -151,8 +151,8 @@ def encoders(value: Any, source: Source) -> Any:
     if not rates:
         return NOTHING
     layers = _ENCODER_LAYERS.get(str(argument(source, "preset", "")), "attention+mlp")
-    found = trained(rates, source.get("unet_lr") or source.get("learning_rate", 2e-6), layers)
-    return found.value if isinstance(found, Changed) else found  # `rules` has the rates that differ
+    answer = trained(rates, source.get("unet_lr") or source.get("learning_rate", 2e-6), layers)
+    return answer.value if isinstance(answer, Changed) else answer  # `rules` has the rates that differ
 
 
 def _encoder_rates(source: Source) -> dict[str, Any]:
@@ -176,15 +176,15 @@ def _encoder_rates(source: Source) -> dict[str, Any]:
 
 def rules(value: Any, source: Source) -> Any:
     """Converts the rules of layers that have a rank or rate of their own, or none."""
-    found = [*_rules_of_encoders(source), *_rules_of_blocks(source), *_rules_of_kernels(source)]
-    if not found:
+    every_rule = [*_rules_of_encoders(source), *_rules_of_blocks(source), *_rules_of_kernels(source)]
+    if not every_rule:
         return NOTHING
     several = len(set(_encoder_rates(source).values())) > 1
     if several and source.fact("unet") and source.get("text_encoder_lr2") is None:
         return Changed(
-            found, "of a list sd-scripts' SDXL takes the first rate for both encoders (train_network.py:741)"
+            every_rule, "of a list sd-scripts' SDXL takes the first rate for both encoders (train_network.py:741)"
         )
-    return found
+    return every_rule
 
 
 def _rules_of_encoders(source: Source) -> Iterator[dict[str, Any]]:
@@ -216,17 +216,17 @@ def _rules_of_blocks(source: Source) -> Iterator[dict[str, Any]]:
     for part, count in (("double", 19), ("single", 38)):
         chosen = argument(source, f"train_{part}_block_indices")
         if chosen not in (None, "", "all") and trained_blocks in ("all", part):
-            kept = _indices(str(chosen))
-            yield {"match": [f"{part}_blocks.{i}.*" for i in range(count) if i not in kept], "off": True}
+            adapted = _indices(str(chosen))
+            yield {"match": [f"{part}_blocks.{i}.*" for i in range(count) if i not in adapted], "off": True}
 
 
 def _indices(text: str) -> set[int]:
     """Returns the numbers in 0-3,7."""
-    found: set[int] = set()
+    indices: set[int] = set()
     for part in text.split(",") if text != "none" else ():
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        indices |= set(range(int(first), int(last or first) + 1))
+    return indices
 
 
 def lora_plus(value: Any, source: Source) -> Any:
@@ -246,8 +246,8 @@ def merged_first(value: Any, source: Source) -> Any:
     if is_off(value):
         return NOTHING
     files = value if isinstance(value, list) else [value]
-    given = source.get("base_weights_multiplier")
-    factors = [number(each) for each in (given if isinstance(given, list) else [given])]
+    factor = source.get("base_weights_multiplier")
+    factors = [number(each) for each in (factor if isinstance(factor, list) else [factor])]
     if len(files) > 1 or factors[0] not in (None, 1):
         return Lost("merge them into the checkpoint with `flame-train merge`, and train on that")
     return Changed(files[0], "merged into the base model there, added to it while it is trained here")
@@ -263,8 +263,8 @@ def rank(value: Any, source: Source) -> Any:
 
 def alpha(value: Any, source: Source) -> Any:
     """0 is the rank, as for LyCORIS (networks/lora.py:62)."""
-    given = number(value)
-    return float(1 if given in (None, "") else given or number(source.get("network_dim")) or 4)
+    alpha = number(value)
+    return float(1 if alpha in (None, "") else alpha or number(source.get("network_dim")) or 4)
 
 
 def on_output(value: Any, source: Source) -> Any:

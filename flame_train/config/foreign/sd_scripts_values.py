@@ -51,8 +51,8 @@ def noise_levels(value: Any, source: Source) -> Any:
         density = _density(scheme, shift, source, -1.0)
         return density if isinstance(density, Lost) else density | weight
     if value == "flux_shift" and not source.fact("guidance"):
-        found = sampled_as_flux("sigmoid", source, std)
-        return Changed(found.value | weight, found.remark)
+        answer = sampled_as_flux("sigmoid", source, std)
+        return Changed(answer.value | weight, answer.remark)
     known = {
         "uniform": sampled("uniform", 1.0),
         "sigmoid": sampled("sigmoid", 1.0, std),
@@ -153,14 +153,14 @@ def rise(value: Any, source: Source) -> Any:
 
 def decay(value: Any, source: Source) -> Any:
     """--lr_decay_steps, which warmup_stable_decay alone has; a float is a share of the run."""
-    given, length = number(value), number(source.get("max_train_steps", 1600))
-    if is_off(given) or source.get("lr_scheduler") != "warmup_stable_decay":
+    steps, length = number(value), number(source.get("max_train_steps", 1600))
+    if is_off(steps) or source.get("lr_scheduler") != "warmup_stable_decay":
         return NOTHING
-    if isinstance(given, float):
-        return given
+    if isinstance(steps, float):
+        return steps
     if not is_off(number(source.get("max_train_epochs"))):
         return Lost("schedule.decay is a share of the run, and no number of steps: divide by its steps")
-    return Changed(round(given / length, 6), f"a share of {length} steps")
+    return Changed(round(steps / length, 6), f"a share of {length} steps")
 
 
 def _by_itself(source: Source) -> bool:
@@ -181,10 +181,10 @@ def least_rate(value: Any, source: Source) -> Any:
 def optimizer(value: Any, source: Source) -> Any:
     """--optimizer_type, with the defaults of its own that ours do not share (train_util.py:4822)."""
     name = str(value or "AdamW").rsplit(".", 1)[-1].lower()
-    given = {key for key in source.settings if key.startswith("optimizer_args.")}
+    arguments = {key for key in source.settings if key.startswith("optimizer_args.")}
 
     def lacking(**usual: Any) -> dict[str, Any]:
-        return {f"optimizer.{key}": each for key, each in usual.items() if f"optimizer_args.{key}" not in given}
+        return {f"optimizer.{key}": each for key, each in usual.items() if f"optimizer_args.{key}" not in arguments}
 
     if name == "adafactor":
         relative = not is_off(source.get("optimizer_args.warmup_init"))
@@ -193,8 +193,8 @@ def optimizer(value: Any, source: Source) -> Any:
     if name in ("sgdnesterov", "sgdnesterov8bit"):
         return {"optimizer.name": "sgd", "optimizer.nesterov": True} | lacking(momentum=0.9, weight_decay=0.0)
     if name in ("adam", "sgd"):
-        found = {"optimizer.name": {"adam": "adamw"}.get(name, name)} | lacking(weight_decay=0.0)
-        return Changed(found, "the nearest to Adam here") if name == "adam" else found
+        keys = {"optimizer.name": {"adam": "adamw"}.get(name, name)} | lacking(weight_decay=0.0)
+        return Changed(keys, "the nearest to Adam here") if name == "adam" else keys
     if name in ("pagedadamw", "pagedadamw32bit"):
         return "adamw"
     return optimizer_by_name(value, source)
@@ -258,8 +258,8 @@ def with_(other: str) -> Any:
 
 def unsampled(value: Any, source: Source) -> Any:
     """No images where prompts have no interval (train_util.py:6380)."""
-    asked = any(not is_off(number(source.get(f"sample_every_n_{unit}"))) for unit in ("steps", "epochs"))
-    return NOTHING if asked or is_off(source.get("sample_prompts")) else 0
+    has_interval = any(not is_off(number(source.get(f"sample_every_n_{unit}"))) for unit in ("steps", "epochs"))
+    return NOTHING if has_interval or is_off(source.get("sample_prompts")) else 0
 
 
 def bf16_master(value: Any, source: Source) -> Any:

@@ -199,8 +199,10 @@ def scheduled(value: Any, source: Source) -> Any:
         return {"schedule.name": "cosine_restarts", "schedule.cycles": max(1, round(steps / period))}
     if period == steps:
         return {"schedule.name": "cosine"}
-    told = f"the rate falls and rises again with a period of lr_warmup_steps = {period}; one fall over the run instead"
-    return Changed({"schedule.name": "cosine"}, "the nearest here", (told,))
+    reason = (
+        f"the rate falls and rises again with a period of lr_warmup_steps = {period}; one fall over the run instead"
+    )
+    return Changed({"schedule.name": "cosine"}, "the nearest here", (reason,))
 
 
 def ema(value: Any, source: Source) -> Any:
@@ -291,21 +293,21 @@ def base_model(value: Any, source: Source) -> Any:
         return checkpoint(value, source)
     models = family_data(source.family).get("simpletuner", {})
     flavour = source.get("model_flavour") or models.get("usual")
-    found = models.get("flavours", {}).get(str(flavour))
-    if found is None:
+    repository = models.get("flavours", {}).get(str(flavour))
+    if repository is None:
         return Lost(f"no model is named, and {flavour} is none that is known here") if flavour else NOTHING
-    return Changed(f"hf:{found}", "SimpleTuner's own choice for this family")
+    return Changed(f"hf:{repository}", "SimpleTuner's own choice for this family")
 
 
 def resolution(value: Any, source: Source) -> Any:
     """Pixels, or megapixels of an area; of `pixel` they are the shorter side."""
-    given = number(value)
-    if isinstance(given, int | float) and given < 64:
-        return round((given * 1e6) ** 0.5 / 64) * 64
+    size = number(value)
+    if isinstance(size, int | float) and size < 64:
+        return round((size * 1e6) ** 0.5 / 64) * 64
     if source.get("resolution_type") != "pixel":
         return side(value, source)
-    told = "resolution_type = pixel: the shorter side of an image there, and of a square of its area here"
-    return Changed(side(value, source), "", (told,))
+    reason = "resolution_type = pixel: the shorter side of an image there, and of a square of its area here"
+    return Changed(side(value, source), "", (reason,))
 
 
 def not_local(value: Any, source: Source) -> Any:

@@ -52,10 +52,10 @@ class Source:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Returns the value of the setting `name`, which `asked` then has."""
-        found = self.settings.get(name)
-        if found is not None:
+        setting = self.settings.get(name)
+        if setting is not None:
             self.asked.add(name)
-        return default if found is None else found.value
+        return default if setting is None else setting.value
 
     def fact(self, name: str) -> Any:
         """Returns what `[as_others_train]` of the family's `family.toml` says of `name`; None where it says nothing."""
@@ -195,14 +195,14 @@ class Reading:
         """
         if not isinstance(tree, Mapping):
             raise ConfigError(f"{self.place(at)}: expected a table of settings, got {type(tree).__name__}")
-        found: dict[str, Setting] = {}
+        settings: dict[str, Setting] = {}
         for name, value in tree.items():
             path = (*at, name)
             if isinstance(value, Mapping) and name not in whole:
-                found |= {f"{name}.{below}": setting for below, setting in self.flat(value, path, whole).items()}
+                settings |= {f"{name}.{below}": setting for below, setting in self.flat(value, path, whole).items()}
             else:
-                found[name] = Setting(value, self.place(path))
-        return found
+                settings[name] = Setting(value, self.place(path))
+        return settings
 
 
 def no_file(setting: str, named: Setting, what: str) -> str:

@@ -23,8 +23,8 @@ class Noise:
     @classmethod
     def of(cls, section: Section) -> Noise:
         """Returns the noise that `[loss]` asks for."""
-        made = (kind.of(section) for kind in NOISE_KINDS)
-        return cls(tuple(kind for kind in made if kind.on))
+        kinds = (kind.of(section) for kind in NOISE_KINDS)
+        return cls(tuple(kind for kind in kinds if kind.on))
 
     def drawn(self, rng: Rng, latents: Tensor) -> Tensor:
         """Returns the noise (B, H, W, C) fp32 of the target, for latents of this shape."""

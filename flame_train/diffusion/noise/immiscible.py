@@ -57,11 +57,11 @@ def nearest_first(xp: Namespace, distances: Array) -> Array:
     """
     size = distances.shape[0]
     places = xp.arange(size, dtype=np.int64)
-    found = xp.zeros(size, np.int64)
+    order = xp.zeros(size, np.int64)
     for _ in range(size):
         least = distances.reshape(-1).argmin().astype(np.int64)
         row, column = least // size, least % size
-        found = xp.where(places == row, column, found)
+        order = xp.where(places == row, column, order)
         gone = (places == row).reshape(-1, 1) | (places == column).reshape(1, -1)
         distances = xp.where(gone, np.float32(np.inf), distances)
-    return found
+    return order

@@ -67,11 +67,11 @@ class AnimaArch(TransformerArch):
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for the variants that take films.
         """
         width, features = _shape(shapes, "x_embedder.proj.1.weight")
-        made = _shape(shapes, "final_layer.linear.weight")[0]
-        if features != made + PATCH**2:
+        out_features = _shape(shapes, "final_layer.linear.weight")[0]
+        if features != out_features + PATCH**2:
             raise ModelFileError(
                 f"Anima: expected one channel beside those of the latents, found {features // PATCH**2} for "
-                f"{made // PATCH**2}: this is a model for films, which is not trained here"
+                f"{out_features // PATCH**2}: this is a model for films, which is not trained here"
             )
         (head_dim,) = _shape(shapes, "blocks.0.self_attn.q_norm.weight")
         arch = cls(
@@ -79,7 +79,7 @@ class AnimaArch(TransformerArch):
             depth=block_count(shapes, "blocks"),
             head_dim=head_dim,
             hidden=_shape(shapes, "blocks.0.mlp.layer1.weight")[0],
-            channels=made // PATCH**2,
+            channels=out_features // PATCH**2,
             context_dim=_shape(shapes, "blocks.0.cross_attn.k_proj.weight")[1],
             rank=_shape(shapes, "blocks.0.adaln_modulation_self_attn.1.weight")[0],
             stretch=_stretch(stated),
@@ -105,12 +105,16 @@ class AnimaArch(TransformerArch):
 
 
 def _stretch(stated: Stated) -> tuple[float, float, float]:
-    found = stated.values.get("rope_scale", list(_STRETCH))
-    if not isinstance(found, list) or len(found) != 3 or not all(isinstance(x, int | float) and x > 0 for x in found):
+    scales = stated.values.get("rope_scale", list(_STRETCH))
+    if (
+        not isinstance(scales, list)
+        or len(scales) != 3
+        or not all(isinstance(x, int | float) and x > 0 for x in scales)
+    ):
         raise ModelFileError(
-            f"{stated.path}: rope_scale: expected three positive numbers, got {found!r}; mend the file"
+            f"{stated.path}: rope_scale: expected three positive numbers, got {scales!r}; mend the file"
         )
-    return float(found[0]), float(found[1]), float(found[2])
+    return float(scales[0]), float(scales[1]), float(scales[2])
 
 
 def position_angles(arch: AnimaArch, rows: int, columns: int) -> np.ndarray[Any, Any]:
@@ -156,8 +160,8 @@ def _modulation(arch: AnimaArch, rows: int) -> nn.ModuleList:
 
 def _modulate(layers: nn.ModuleList, silu_time_BD: Tensor, shared: Tensor, rows: int) -> tuple[Tensor, ...]:
     """Shift and scale, and the gate if there are three, (B, 1, D) each: a block's own part and the shared one."""
-    made = layers[2](layers[1](silu_time_BD)) + shared
-    return F.chunk(made.unsqueeze(1), rows, dim=-1)
+    modulation = layers[2](layers[1](silu_time_BD)) + shared
+    return F.chunk(modulation.unsqueeze(1), rows, dim=-1)
 
 
 class Attention(nn.Module):
@@ -177,8 +181,8 @@ class Attention(nn.Module):
             projected = (self.q_proj(x_BLD), *nn.grouped_linear([self.k_proj, self.v_proj], context_BTC))
         q, k, v = (x.reshape(*x.shape[:2], -1, self.head_dim) for x in projected)
         q, k = (self._normed(x, norm, turns) for x, norm in ((q, self.q_norm), (k, self.k_norm)))
-        found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
-        return self.output_proj(found.transpose(1, 2).reshape(x_BLD.shape))
+        attended = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+        return self.output_proj(attended.transpose(1, 2).reshape(x_BLD.shape))
 
     def _normed(self, x_BLNE: Tensor, norm: nn.RMSNorm, turns: tuple[Tensor, Tensor] | None) -> Tensor:
         if turns is None:
@@ -224,11 +228,11 @@ class TransformerBlock(Block):
             Tokens of the same shape.
         """
         shift, scale, gate = _modulate(self.adaln_modulation_self_attn, silu_time_BD, shared, 3)
-        found = self.self_attn(modulated(x_BLD, shift, scale), None, (cos, sin))
-        x_BLD = bounded(F.gated_add(x_BLD, gate, found))
+        attended = self.self_attn(modulated(x_BLD, shift, scale), None, (cos, sin))
+        x_BLD = bounded(F.gated_add(x_BLD, gate, attended))
         shift, scale, gate = _modulate(self.adaln_modulation_cross_attn, silu_time_BD, shared, 3)
-        found = self.cross_attn(modulated(x_BLD, shift, scale), context_BTC, None)
-        x_BLD = bounded(F.gated_add(x_BLD, gate, found))
+        attended = self.cross_attn(modulated(x_BLD, shift, scale), context_BTC, None)
+        x_BLD = bounded(F.gated_add(x_BLD, gate, attended))
         feed = _modulate(self.adaln_modulation_mlp, silu_time_BD, shared, 3)
         return checkpoint(self._fed, x_BLD, *feed) if self.checkpointing == "mlp" else self._fed(x_BLD, *feed)
 

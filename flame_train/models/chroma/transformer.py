@@ -73,9 +73,9 @@ class ChromaArch(DoubleSingleArch):
         Raises ModelFileError naming a missing tensor, or what is stated otherwise.
         """
         features = _shape(shapes, "img_in.weight")[1]
-        hidden, told = _shape(shapes, "distilled_guidance_layer.in_proj.weight")
-        if told != _FEATURES:
-            raise ModelFileError(f"Chroma: expected an approximator of {_FEATURES} features, found {told}")
+        hidden, guidance_shape = _shape(shapes, "distilled_guidance_layer.in_proj.weight")
+        if guidance_shape != _FEATURES:
+            raise ModelFileError(f"Chroma: expected an approximator of {_FEATURES} features, found {guidance_shape}")
         arch = cls(
             **block_sizes(_shape, shapes),
             channels=features // PATCH**2,

@@ -273,10 +273,10 @@ class Denoiser:
 
     def conditioned(self, cond: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
         """Returns a batch's conditioning in `dtype`, with arrays of the text encoders in place of token ids."""
-        made = dict(cond)
+        conditioning = dict(cond)
         for running in self.text:
-            made = running.conditioned(made, dtype)
-        return made
+            conditioning = running.conditioned(conditioning, dtype)
+        return conditioning
 
     def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
         """Returns the prediction; see `Model.predict`. Token ids in `cond` are encoded first."""

@@ -69,8 +69,8 @@ class _Updated(Unchanged):
         if factors is None or not name.endswith(".weight"):
             return stored
         total = stored.astype(np.float32) + factors.delta(stored.astype(np.float32))
-        kept = stored.dtype.itemsize >= 2 and is_float(stored.dtype)
-        return total.astype(stored.dtype) if kept else total
+        keeps_dtype = stored.dtype.itemsize >= 2 and is_float(stored.dtype)
+        return total.astype(stored.dtype) if keeps_dtype else total
 
 
 def with_adapter(part: Part, file: Path, names: LoraFamily) -> AdaptedPart:
@@ -79,9 +79,9 @@ def with_adapter(part: Part, file: Path, names: LoraFamily) -> AdaptedPart:
     Raises ModelFileError if they do not belong together.
     """
     state = from_file(file, names).state
-    found = state.get(part.component, {})
-    misfits = [m for m, f in found.items() if not f.fits(part.shapes.get(f"{m}.weight", ()))]
-    if not found or misfits:
+    modules = state.get(part.component, {})
+    misfits = [m for m, f in modules.items() if not f.fits(part.shapes.get(f"{m}.weight", ()))]
+    if not modules or misfits:
         reason = f"{misfits[0]} has another shape" if misfits else f"it has no layer of the {part.component}"
         raise ModelFileError(f"{file}: is no adapter for {part.path}: {reason}; name the one that was made for it")
-    return AdaptedPart(**{f.name: getattr(part, f.name) for f in fields(Part)}, adapter=file, factors=found)
+    return AdaptedPart(**{f.name: getattr(part, f.name) for f in fields(Part)}, adapter=file, factors=modules)

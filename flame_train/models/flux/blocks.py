@@ -69,8 +69,8 @@ def attend(
     k = F.cat_rms_norm(keys, [nn.compute_copy(n.key_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, EPS)
     v = values[0] if len(values) == 1 else F.cat(values, dim=1)
     heads = (x.transpose(1, 2) for x in (q, k, v))
-    found = F.scaled_dot_product_attention(*heads, mask, key_value_seq_lengths=seen_B)
-    return found.transpose(1, 2).reshape(*q.shape[:2], -1)
+    attended = F.scaled_dot_product_attention(*heads, mask, key_value_seq_lengths=seen_B)
+    return attended.transpose(1, 2).reshape(*q.shape[:2], -1)
 
 
 class Projections(nn.Module):
@@ -191,7 +191,7 @@ class SingleStreamBase(Block):
             Tokens of the same shape.
         """
         shift, scale, gate = modulation
-        made = self.linear1(modulated(x_BSD, shift, scale))
-        *qkv, hidden = F.split(made, self.parts, dim=-1)
+        projected = self.linear1(modulated(x_BSD, shift, scale))
+        *qkv, hidden = F.split(projected, self.parts, dim=-1)
         found_BSD = attend([(self.norm, qkv)], cos_S1E, sin_S1E, mask)
         return bounded(F.gated_add(x_BSD, gate, self.linear2(rematerialize(_beside, found_BSD, hidden))))

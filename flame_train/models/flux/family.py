@@ -103,8 +103,8 @@ class FluxModel(FlowModel):
         return ControlRule(most=1, placed=control_placement)
 
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        told = guidance.expand(x.shape[0]) if self.guidance_distilled else None
-        out: Tensor = network(x, t * 1000.0, cond["t5"], cond["pooled"], told, controls_of(cond))
+        guidance_B = guidance.expand(x.shape[0]) if self.guidance_distilled else None
+        out: Tensor = network(x, t * 1000.0, cond["t5"], cond["pooled"], guidance_B, controls_of(cond))
         return out
 
 

@@ -79,15 +79,15 @@ class FluxArch(DoubleSingleArch):
         (extra input channels).
         """
         features = _shape(shapes, "img_in.weight")[1]
-        made = _shape(shapes, "final_layer.linear.weight")[0]
-        if features != made:
+        out_features = _shape(shapes, "final_layer.linear.weight")[0]
+        if features != out_features:
             raise ModelFileError(
-                f"Flux: expected as many features into a token as out of it, found {features} and {made}: this is a "
-                "Fill, Canny or Depth model, which needs a second image; use Flux.1 dev or schnell"
+                f"Flux: expected as many features into a token as out of it, found {features} and {out_features}: "
+                "this is a Fill, Canny or Depth model, which needs a second image; use Flux.1 dev or schnell"
             )
         arch = cls(
             **block_sizes(_shape, shapes),
-            channels=made // PATCH**2,
+            channels=out_features // PATCH**2,
             pooled_dim=_shape(shapes, "vector_in.in_layer.weight")[1],
             guidance="guidance_in.in_layer.weight" in shapes,
         )
@@ -119,8 +119,8 @@ class Modulation(nn.Module):
         self.lin = nn.Linear(width, self.rows * width)
 
     def forward(self, silu_vec_BD: Tensor) -> tuple[Tensor, ...]:
-        made = self.lin(silu_vec_BD).reshape(silu_vec_BD.shape[0], 1, -1)
-        return F.chunk(made, self.rows, dim=-1)
+        modulation = self.lin(silu_vec_BD).reshape(silu_vec_BD.shape[0], 1, -1)
+        return F.chunk(modulation, self.rows, dim=-1)
 
 
 class DoubleStreamBlock(DoubleStreamBase):
@@ -171,8 +171,8 @@ class FinalLayer(nn.Module):
         self.adaLN_modulation = nn.ModuleList([None, nn.Linear(arch.width, 2 * arch.width)])
 
     def forward(self, x_BLD: Tensor, silu_vec_BD: Tensor) -> Tensor:
-        made = self.adaLN_modulation[1](silu_vec_BD).reshape(silu_vec_BD.shape[0], 1, -1)
-        shift, scale = F.chunk(made, 2, dim=-1)
+        modulation = self.adaLN_modulation[1](silu_vec_BD).reshape(silu_vec_BD.shape[0], 1, -1)
+        shift, scale = F.chunk(modulation, 2, dim=-1)
         return self.linear(F.layer_norm_modulate(x_BLD, scale, shift, EPS))
 
 
@@ -243,8 +243,8 @@ class Flux(BlockNetwork):
     def _vector(self, timesteps_B: Tensor, pooled_BP: Tensor, guidance_B: Tensor | None) -> Tensor:
         """Returns the vector of timestep, pooled text and guidance, (B, D). The sinusoids are computed in fp32."""
         if (guidance_B is not None) != self.arch.guidance:
-            wanted, came = ("a", "none") if self.arch.guidance else ("no", "one")
-            raise ValueError(f"Flux: expected {wanted} guidance for this model, got {came}")
+            expected, came = ("a", "none") if self.arch.guidance else ("no", "one")
+            raise ValueError(f"Flux: expected {expected} guidance for this model, got {came}")
         t_BF = F.timestep_embedding(timesteps_B, _FREQUENCIES, dtype=pooled_BP.dtype)
         vec_BD = self.time_in(t_BF) + self.vector_in(pooled_BP)
         if guidance_B is not None:

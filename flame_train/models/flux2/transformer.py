@@ -159,8 +159,8 @@ def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
 
 
 def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-    made = mlp[2](rematerialize(gated, mlp[0](modulated(x_BLD, shift, scale))))
-    return F.gated_add(x_BLD, gate, made)
+    fed = mlp[2](rematerialize(gated, mlp[0](modulated(x_BLD, shift, scale))))
+    return F.gated_add(x_BLD, gate, fed)
 
 
 class DoubleStreamBlock(DoubleStreamBase):

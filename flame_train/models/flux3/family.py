@@ -124,8 +124,8 @@ class Flux3Family(FlowFamily):
     def distilled(self, base: Path) -> str:
         """Returns its tensors tell: a flow map is told one time more."""
         with open_weights(base) as weights:
-            told = any(sign in name for name in weights.names for sign in names.DISTILLED)
-        return "is a flow map, which is told where a step goes to" if told else ""
+            is_marked = any(sign in name for name in weights.names for sign in names.DISTILLED)
+        return "is a flow map, which is told where a step goes to" if is_marked else ""
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
         return names.lora_family()

@@ -154,7 +154,8 @@ class ParallelBlock(Block):
             made_BSD = self._fed(x_BSD, found_BSD)
         parts = F.split(made_BSD, [own[0].shape[1] for own in each], dim=1)
         return tuple(
-            bounded(F.gated_add(tokens, gate, made)) for (tokens, _, _, gate), made in zip(each, parts, strict=True)
+            bounded(F.gated_add(tokens, gate, outputs))
+            for (tokens, _, _, gate), outputs in zip(each, parts, strict=True)
         )
 
     def _fed(self, x_BSD: Tensor, found_BSD: Tensor) -> Tensor:
@@ -172,8 +173,8 @@ def _modulated(*ungated: Tensor) -> Tensor:
 def _side_by_side(*ungated: Tensor) -> Tensor:
     """Tokens, shift and scale of each kind to the modulated tokens of all, (B, S, D)."""
     each = [ungated[i : i + _PARTS - 1] for i in range(0, len(ungated), _PARTS - 1)]
-    made = [F.layer_norm_modulate(tokens, scale, shift, EPS) for tokens, shift, scale in each]
-    return made[0] if len(made) == 1 else F.cat(made, dim=1)
+    normed = [F.layer_norm_modulate(tokens, scale, shift, EPS) for tokens, shift, scale in each]
+    return normed[0] if len(normed) == 1 else F.cat(normed, dim=1)
 
 
 class Flux3(BlockNetwork):

@@ -82,13 +82,13 @@ class Krea2Model(DistillableModel):
 def _small() -> Networks:
     arch = Krea2Arch.tiny()
     text = Qwen3Arch.tiny(layers=_TAPS[arch.text_layers - 1] + 1)
-    made = networks_with_qwen3(Krea2(arch), text, VaeArch.tiny_qwen_image())
-    return {**made, "vision": VisionTower(VisionArch.tiny(text.width))}
+    networks = networks_with_qwen3(Krea2(arch), text, VaeArch.tiny_qwen_image())
+    return {**networks, "vision": VisionTower(VisionArch.tiny(text.width))}
 
 
 def _published() -> Networks:
-    made = networks_with_qwen3(Krea2(Krea2Arch.base()), Qwen3Arch.vl_b4(), VaeArch.qwen_image())
-    return {**made, "vision": VisionTower(VisionArch.b4())}
+    networks = networks_with_qwen3(Krea2(Krea2Arch.base()), Qwen3Arch.vl_b4(), VaeArch.qwen_image())
+    return {**networks, "vision": VisionTower(VisionArch.b4())}
 
 
 class Krea2Family(FlowFamily):
@@ -137,15 +137,15 @@ def _taps(parts: Mapping[str, Part], index: Stated) -> tuple[int, ...]:
     """
     denoiser, encoder = network_of(parts["transformer"], Krea2), network_of(parts["text_encoder"], Qwen3)
     index.must(patch_size=PATCH)
-    wanted, width = denoiser.arch.text_layers, denoiser.arch.text_dim
+    expected, width = denoiser.arch.text_layers, denoiser.arch.text_dim
     depth, own = encoder.arch.layers, encoder.arch.width
     stated = index.values.get("text_encoder_select_layers")
-    taps = _TAPS[:wanted] if stated is None else tuple(stated) if isinstance(stated, list) else ()
+    taps = _TAPS[:expected] if stated is None else tuple(stated) if isinstance(stated, list) else ()
     fits = all(type(tap) is int and 0 <= tap <= depth for tap in taps) and (stated is not None or depth == taps[-1] + 1)
-    if len(taps) != wanted or not fits or own != width:
+    if len(taps) != expected or not fits or own != width:
         raise ModelFileError(
-            f"{parts['text_encoder'].path}: expected a text encoder of width {width} with states after {wanted} of its "
-            f"layers, found width {own}, {depth} layers, and states after {stated or list(taps)}; name the one that "
+            f"{parts['text_encoder'].path}: expected a text encoder of width {width} with states after {expected} of "
+            f"its layers, found width {own}, {depth} layers, and states after {stated or list(taps)}; name the one that "
             "belongs to the transformer"
         )
     return taps

@@ -47,8 +47,8 @@ class ZeroCentredNorm(nn.Module):
         self.scale = param(dim, init="zeros")
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = F.rms_norm(x, (self.dim,), self.weight, self.eps)
-        return found.to(x.dtype)
+        normed: Tensor = F.rms_norm(x, (self.dim,), self.weight, self.eps)
+        return normed.to(x.dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -82,8 +82,8 @@ def _apart(
 
 def _modulated(x_BSD: Tensor, weight_D: Tensor, scale_B1D: Tensor, shift_B1D: Tensor, eps: float) -> Tensor:
     normed = F.rms_norm(x_BSD, (x_BSD.shape[-1],), None, eps)
-    found: Tensor = modulated(normed, weight_D, scale_B1D, shift_B1D)
-    return found.to(x_BSD.dtype)
+    out: Tensor = modulated(normed, weight_D, scale_B1D, shift_B1D)
+    return out.to(x_BSD.dtype)
 
 
 class QKNorm(nn.Module):
@@ -126,16 +126,16 @@ class Attention(nn.Module):
         q, k, v = (part.reshape(B, S, -1, self.head_dim) for part in qkv)
         q, k = _placed(self.qknorm.qnorm, q, turns), _placed(self.qknorm.knorm, k, turns)
         heads = (part.transpose(1, 2) for part in (q, k, v))
-        found = F.scaled_dot_product_attention(*heads, enable_gqa=self.grouped, key_value_seq_lengths=seen_B)
-        return self.wo(rematerialize(gated, found.transpose(1, 2).reshape(B, S, D), gate), residual_BSD)
+        attended = F.scaled_dot_product_attention(*heads, enable_gqa=self.grouped, key_value_seq_lengths=seen_B)
+        return self.wo(rematerialize(gated, attended.transpose(1, 2).reshape(B, S, D), gate), residual_BSD)
 
 
 def _placed(norm: ZeroCentredNorm, x_BSNE: Tensor, turns: tuple[Tensor, Tensor] | None) -> Tensor:
     """Normalised heads, turned by the angles of their places."""
     if turns is None:
         return norm(x_BSNE)
-    found: Tensor = F.rms_norm_rope(x_BSNE, norm.weight, *turns, norm.eps)
-    return found.to(x_BSNE.dtype)
+    placed: Tensor = F.rms_norm_rope(x_BSNE, norm.weight, *turns, norm.eps)
+    return placed.to(x_BSNE.dtype)
 
 
 class FeedForward(nn.Module):

@@ -39,8 +39,8 @@ class Table(nn.Module):
 
 
 def _gelu(x: Tensor) -> Tensor:
-    found: Tensor = F.gelu(x, approximate="tanh")
-    return found
+    out: Tensor = F.gelu(x, approximate="tanh")
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Modulation:
 
     def of_block(self, table: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Six parts (B, 1, D) at the image's time, and as many at time 0, if any, with what a block adds."""
-        found = [[*F.chunk(x + table, _PARTS, dim=-1)] for x in (self.shared, self.clean) if x is not None]
-        return found[0], found[1] if len(found) > 1 else []
+        parts = [[*F.chunk(x + table, _PARTS, dim=-1)] for x in (self.shared, self.clean) if x is not None]
+        return parts[0], parts[1] if len(parts) > 1 else []
 
 
 class SingleStreamBlock(Block):
@@ -85,8 +85,8 @@ class SingleStreamBlock(Block):
         """
         own, clean = modulation.of_block(nn.compute_copy(self.mod.lin))
         normed = _modulated(self.prenorm, x_BSD, own[:2], clean[:2], modulation.count)
-        found = self.attn(normed, seen_B, (cos_S1E, sin_S1E))
-        x_BSD = _gated_add(x_BSD, own[2], clean[2:3], found, modulation.count)
+        attended = self.attn(normed, seen_B, (cos_S1E, sin_S1E))
+        x_BSD = _gated_add(x_BSD, own[2], clean[2:3], attended, modulation.count)
         feed = (*own[3:], *clean[3:])
         if self.checkpointing == "mlp":
             return checkpoint(self._fed, x_BSD, modulation.count, *feed)
@@ -94,8 +94,8 @@ class SingleStreamBlock(Block):
 
     def _fed(self, x_BSD: Tensor, count: int, *parts: Tensor) -> Tensor:
         own, clean = parts[:3], parts[3:]
-        found = self.mlp(_modulated(self.postnorm, x_BSD, own[:2], clean[:2], count))
-        return _gated_add(x_BSD, own[2], clean[2:], found, count)
+        fed = self.mlp(_modulated(self.postnorm, x_BSD, own[:2], clean[:2], count))
+        return _gated_add(x_BSD, own[2], clean[2:], fed, count)
 
 
 def _modulated(norm: ZeroCentredNorm, x_BSD: Tensor, own: Sequence[Tensor], clean: Sequence[Tensor], M: int) -> Tensor:
@@ -198,19 +198,19 @@ class Krea2(BlockNetwork):
     def _time(self, times_B: Tensor, dtype: DType) -> Tensor:
         """Returns the vector (B, 1, D) of a time's sinusoid."""
         sinusoid = F.timestep_embedding(times_B * 1000.0, self.arch.frequencies, dtype=dtype).unsqueeze(1)
-        found: Tensor = self.tmlp[2](_gelu(self.tmlp[0](sinusoid)))
-        return found
+        time: Tensor = self.tmlp[2](_gelu(self.tmlp[0](sinusoid)))
+        return time
 
     def _shared(self, time_B1D: Tensor) -> Tensor:
         """Returns the modulation of all blocks at a time, (B, 1, 6 D)."""
-        found: Tensor = self.tproj[1](_gelu(time_B1D))
-        return found
+        shared: Tensor = self.tproj[1](_gelu(time_B1D))
+        return shared
 
     def _text(self, x_BTC: Tensor) -> Tensor:
         """Returns the text's tokens in the model's width, (B, T, D)."""
         norm, first, _, second = self.txtmlp
-        found: Tensor = second(_gelu(first(norm(x_BTC))))
-        return found
+        text: Tensor = second(_gelu(first(norm(x_BTC))))
+        return text
 
     def _table(self, text: int, grids: tuple[Grid, ...]) -> tuple[Tensor, Tensor]:
         """Cosine and sine (S, 1, E) of the angles of the images' tokens and the text's, in fp32 at least.

@@ -122,8 +122,8 @@ class QwenImageModel(FlowModel):
 
 
 def _networks(denoiser: QwenImageArch, text: Qwen3Arch, own_vae: VaeArch, vision: VisionArch) -> Networks:
-    made = networks_with_qwen3(QwenImage(denoiser), text, own_vae)
-    return {**made, "vision": VisionTower(vision)}
+    networks = networks_with_qwen3(QwenImage(denoiser), text, own_vae)
+    return {**networks, "vision": VisionTower(vision)}
 
 
 class QwenImageFamily(FlowFamily):

@@ -30,8 +30,8 @@ _PARTS: Final = 4  # scale and gate, of the attention and of the gated network
 
 def _joined(*parts: Tensor) -> Tensor:
     """Returns the heads' values of all tokens side by side, (B, S, D), of parts (B, N, tokens, E)."""
-    found = F.cat([x.transpose(1, 2) for x in parts], dim=1)
-    return found.reshape(*found.shape[:2], -1)
+    joined = F.cat([x.transpose(1, 2) for x in parts], dim=1)
+    return joined.reshape(*joined.shape[:2], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class ZeroCentredNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         own: Tensor = nn.compute_copy(self.weight)
-        found: Tensor = F.rms_norm(x, (self.dim,), own.to(compute_dtype(own.dtype)) + 1.0, self.eps)
-        return found.to(x.dtype)
+        normed: Tensor = F.rms_norm(x, (self.dim,), own.to(compute_dtype(own.dtype)) + 1.0, self.eps)
+        return normed.to(x.dtype)
 
 
 class TextProjection(nn.Module):
@@ -106,8 +106,8 @@ class Attention(nn.Module):
 
     def forward(self, x_BSD: Tensor, cos_BS1E: Tensor, sin_BS1E: Tensor, L: int, before: Before) -> Tensor:
         B, S, _ = x_BSD.shape
-        made = nn.grouped_linear([self.to_q, self.to_k, self.to_v], x_BSD)
-        q, k, v = (part.reshape(B, S, -1, self.head_dim) for part in made)
+        projected = nn.grouped_linear([self.to_q, self.to_k, self.to_v], x_BSD)
+        q, k, v = (part.reshape(B, S, -1, self.head_dim) for part in projected)
         q, k = (
             F.rms_norm_rope(x, nn.compute_copy(norm.weight), cos_BS1E, sin_BS1E, self.eps)
             for x, norm in ((q, self.norm_q), (k, self.norm_k))
@@ -178,15 +178,15 @@ class TransformerBlock(Block):
             Tokens of the same shape.
         """
         scaled = rematerialize(F.layer_norm_modulate, x_BSD, scale_BSD, shift_11D, self.eps)
-        found = self.attn(scaled, cos_BS1E, sin_BS1E, L, before)
-        x_BSD = F.gated_add(x_BSD, gate_BSD, found)
+        attended = self.attn(scaled, cos_BS1E, sin_BS1E, L, before)
+        x_BSD = F.gated_add(x_BSD, gate_BSD, attended)
         if self.checkpointing == "mlp":
             return checkpoint(self._fed, x_BSD, feed_scale_BSD, feed_gate_BSD, shift_11D)
         return self._fed(x_BSD, feed_scale_BSD, feed_gate_BSD, shift_11D)
 
     def _fed(self, x_BSD: Tensor, scale_BSD: Tensor, gate_BSD: Tensor, shift_11D: Tensor) -> Tensor:
-        made = self.img_mlp(rematerialize(F.layer_norm_modulate, x_BSD, scale_BSD, shift_11D, self.eps))
-        return bounded(F.gated_add(x_BSD, gate_BSD, made))
+        fed = self.img_mlp(rematerialize(F.layer_norm_modulate, x_BSD, scale_BSD, shift_11D, self.eps))
+        return bounded(F.gated_add(x_BSD, gate_BSD, fed))
 
 
 class LastNorm(nn.Module):

@@ -90,8 +90,8 @@ class QwenImage1Family(FlowFamily):
         )
 
     def distilled(self, base: Path) -> str:
-        found = next((word for word in _FEW_STEPS if word in published_name(base)), "")
-        return f"has {found} in its name" if found else ""
+        sign = next((word for word in _FEW_STEPS if word in published_name(base)), "")
+        return f"has {sign} in its name" if sign else ""
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
         return names.lora_family()

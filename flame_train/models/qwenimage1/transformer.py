@@ -131,8 +131,8 @@ class Attention(nn.Module):
             F.cat_rms_norm(pair, [nn.compute_copy(norm.weight) for norm in own], cos_S1E, sin_S1E, 1, _EPS)
             for pair, own in zip(both, norms, strict=False)
         )
-        found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, F.cat(both[2], dim=1))), mask)
-        found_BSD = found.transpose(1, 2).reshape(*q.shape[:2], -1)
+        attended = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, F.cat(both[2], dim=1))), mask)
+        found_BSD = attended.transpose(1, 2).reshape(*q.shape[:2], -1)
         for_txt, for_img = F.split(found_BSD, [txt_BTD.shape[1], img_BLD.shape[1]], dim=1)
         return self.to_out[0](for_img), self.to_add_out(for_txt)
 

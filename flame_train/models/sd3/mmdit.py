@@ -170,8 +170,8 @@ class Stream(nn.Module):
 
     def modulation(self, silu_c_BD: Tensor) -> list[Tensor]:
         """Returns the rows of the modulation, (B, 1, D) each."""
-        made = self.adaLN_modulation[1](silu_c_BD)
-        rows = made.reshape(made.shape[0], -1, silu_c_BD.shape[1])
+        modulation = self.adaLN_modulation[1](silu_c_BD)
+        rows = modulation.reshape(modulation.shape[0], -1, silu_c_BD.shape[1])
         return [rows[:, i : i + 1] for i in range(rows.shape[1])]
 
     def project(self, x_BLD: Tensor, m: Sequence[Tensor]) -> Projected:

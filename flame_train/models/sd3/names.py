@@ -146,10 +146,10 @@ def lora_family_of(shapes: Mapping[str, Shape]) -> LoraFamily:
     in the larger one.
     """
     flat = {name.replace(".", "_"): shape for name, shape in shapes.items()}
-    found = [(int(match[1]), match[2], shape) for name, shape in flat.items() if (match := _IN_BLOCK.match(name))]
+    modulations = [(int(match[1]), match[2], shape) for name, shape in flat.items() if (match := _IN_BLOCK.match(name))]
     ended, needed = [], 0
-    ratio = _modulations(found)
-    for block, rest, _ in found:
+    ratio = _modulations(modulations)
+    for block, rest, _ in modulations:
         goes_on = _GOES_ON.match(rest) is not None or ratio.get(block) == _ROWS_GOING_ON
         needed = max(needed, block + (2 if goes_on else 1))
         if ratio.get(block) == _ROWS_AT_THE_END:

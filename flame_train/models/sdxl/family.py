@@ -222,9 +222,9 @@ class SdxlFamily(Family):
 
 def _check_prediction(base: Path, given: str) -> None:
     """Training on the other target destroys a model, and no number of the log shows it."""
-    said = stated_prediction(base)
-    if said and said != given:
+    stated = stated_prediction(base)
+    if stated and stated != given:
         raise ConfigError(
-            f'model.prediction: {base} says that it predicts {said}, got "{given}"; set model.prediction = "{said}" '
-            f"(in sample: --prediction {said})"
+            f'model.prediction: {base} says that it predicts {stated}, got "{given}"; set model.prediction = "{stated}"'
+            f" (in sample: --prediction {stated})"
         )

@@ -57,8 +57,8 @@ class UNetLevels:
     @classmethod
     def of_diffusers(cls, names: Collection[str]) -> UNetLevels:
         """Read off the names of a diffusers UNet."""
-        found = [re.match(r"down_blocks\.(\d+)\.(resnets|attentions)\.(\d+)\.", name) for name in names]
-        parts = {(int(match[1]), match[2], int(match[3])) for match in found if match}
+        matches = [re.match(r"down_blocks\.(\d+)\.(resnets|attentions)\.(\d+)\.", name) for name in names]
+        parts = {(int(match[1]), match[2], int(match[3])) for match in matches if match}
         levels = 1 + max((level for level, _, _ in parts), default=0)
         resnets = 1 + max((number for _, kind, number in parts if kind == "resnets"), default=0)
         return cls(resnets, tuple((level, "attentions", 0) in parts for level in range(levels)))
@@ -84,12 +84,12 @@ _Prefixes = list[tuple[str, str, str]]
 
 def _blocks(there: str, here: str, resnets: int, first: int, attention: bool) -> _Prefixes:
     """Returns a level's blocks: diffusers' below `there` are the single file's `here` from number `first` on."""
-    found = []
+    blocks = []
     for number in range(resnets):
-        found.append((f"{there}.resnets.{number}.", f"{here}.{first + number}.0.", "resnet"))
+        blocks.append((f"{there}.resnets.{number}.", f"{here}.{first + number}.0.", "resnet"))
         if attention:
-            found.append((f"{there}.attentions.{number}.", f"{here}.{first + number}.1.", "attention"))
-    return found
+            blocks.append((f"{there}.attentions.{number}.", f"{here}.{first + number}.1.", "attention"))
+    return blocks
 
 
 def _down(levels: UNetLevels) -> tuple[_Direct, _Prefixes]:

@@ -75,7 +75,7 @@ def _prediction(scheduler: Path) -> str:
     try:
         with scheduler.open("rb") as file:
             content: Any = json.loads(file.read(_MAX_CONFIG_BYTES))
-        name, said = str(content.get("_class_name", "")), str(content.get("prediction_type", ""))
+        name, stated = str(content.get("_class_name", "")), str(content.get("prediction_type", ""))
         other = [f"{key} {content[key]!r}" for key, usual in _SCHEDULE.items() if content.get(key, usual) != usual]
     except OSError as error:
         raise ModelFileError(f"{scheduler}: cannot be read: {error.strerror or error}") from error
@@ -87,8 +87,8 @@ def _prediction(scheduler: Path) -> str:
         raise ModelFileError(f"{scheduler}: {_NOT_EDM.format(name)}")
     if name.startswith("FlowMatch"):
         return "flow"
-    if said and said not in _PREDICTIONS:
-        raise ModelFileError(f"{scheduler}: predicts {said!r}; expected one of {', '.join(_PREDICTIONS)}")
+    if stated and stated not in _PREDICTIONS:
+        raise ModelFileError(f"{scheduler}: predicts {stated!r}; expected one of {', '.join(_PREDICTIONS)}")
     if other:
         raise ModelFileError(f"{scheduler}: {', '.join(other)}: expected SDXL's noise schedule, {_SCHEDULE}")
-    return _PREDICTIONS.get(said, "")
+    return _PREDICTIONS.get(stated, "")

@@ -197,7 +197,7 @@ class ResBlock(Block):
 
 def _norm_silu(norm: nn.GroupNorm, x_BHWC: Tensor, other: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
     """silu(norm([x, other] + shift)), which are not put together first."""
-    made: Tensor = F.cat_group_norm_silu(
+    out: Tensor = F.cat_group_norm_silu(
         x_BHWC,
         other,
         norm.num_groups,
@@ -206,7 +206,7 @@ def _norm_silu(norm: nn.GroupNorm, x_BHWC: Tensor, other: Tensor | None = None, 
         shift=shift,
         eps=norm.eps,
     )
-    return made
+    return out
 
 
 class Downsample(nn.Module):
@@ -342,11 +342,13 @@ class UNet(BlockNetwork):
 
     def _text(self, context_BTC: Tensor) -> TextKeys:
         """Returns the text's keys and values for every block, computed once: those of one width in one product."""
-        found: dict[TransformerBlock, tuple[Tensor, Tensor]] = {}
+        by_block: dict[TransformerBlock, tuple[Tensor, Tensor]] = {}
         for width in dict.fromkeys(b.attn2.to_k.out_features for b in self._blocks):
-            made = iter(nn.grouped_linear(self._text_layers(width), context_BTC))
-            found |= {b: (next(made), next(made)) for b in self._blocks if b.attn2.to_k.out_features == width}
-        return found
+            projections = iter(nn.grouped_linear(self._text_layers(width), context_BTC))
+            by_block |= {
+                b: (next(projections), next(projections)) for b in self._blocks if b.attn2.to_k.out_features == width
+            }
+        return by_block
 
     def _embed(self, timesteps_B: Tensor, vector_BE: Tensor) -> Tensor:
         """Time and vector as one embedding (B, 4 * model_channels); the sinusoid is computed in fp32."""

@@ -111,8 +111,8 @@ class TimestepEmbedder(nn.Module):
         self.mlp = nn.ModuleList([first, None, second])
 
     def forward(self, times_B: Tensor, dtype: DType) -> Tensor:
-        found: Tensor = self.mlp[2](F.silu(self.mlp[0](F.timestep_embedding(times_B, _FREQUENCIES, dtype=dtype))))
-        return found
+        embedded: Tensor = self.mlp[2](F.silu(self.mlp[0](F.timestep_embedding(times_B, _FREQUENCIES, dtype=dtype))))
+        return embedded
 
 
 class Attention(nn.Module):
@@ -132,8 +132,8 @@ class Attention(nn.Module):
             for x, norm in ((q, self.q_norm), (k, self.k_norm))
         )
         heads = (x.transpose(1, 2) for x in (q, k, v))
-        found = F.scaled_dot_product_attention(*heads, key_value_seq_lengths=seen_B)
-        return self.out(found.transpose(1, 2).reshape(B, S, D))
+        attended = F.scaled_dot_product_attention(*heads, key_value_seq_lengths=seen_B)
+        return self.out(attended.transpose(1, 2).reshape(B, S, D))
 
 
 class FeedForward(nn.Module):
@@ -165,8 +165,8 @@ def _before(norm: nn.RMSNorm, x_BSD: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def _after(norm: nn.RMSNorm, x_BSD: Tensor, found_BSD: Tensor, gate: Tensor | None) -> Tensor:
-    found: Tensor = norm(bounded(found_BSD))
-    return x_BSD + found if gate is None else F.gated_add(x_BSD, gate, found)
+    out: Tensor = norm(bounded(found_BSD))
+    return x_BSD + out if gate is None else F.gated_add(x_BSD, gate, out)
 
 
 class TransformerBlock(Block):
@@ -198,12 +198,12 @@ class TransformerBlock(Block):
         scale = gate = feed_scale = feed_gate = None
         if self.modulated:
             assert time_BF is not None
-            made = self.adaLN_modulation[0](time_BF).unsqueeze(1)
-            scale, gate, feed_scale, feed_gate = F.chunk(made, 4, dim=-1)
+            modulation = self.adaLN_modulation[0](time_BF).unsqueeze(1)
+            scale, gate, feed_scale, feed_gate = F.chunk(modulation, 4, dim=-1)
             scale, feed_scale = scale + 1.0, feed_scale + 1.0
             gate, feed_gate = F.tanh(gate), F.tanh(feed_gate)
-        found = self.attention(_before(self.attention_norm1, x_BSD, scale), cos_BS1E, sin_BS1E, seen_B)
-        x_BSD = _after(self.attention_norm2, x_BSD, found, gate)
+        attended = self.attention(_before(self.attention_norm1, x_BSD, scale), cos_BS1E, sin_BS1E, seen_B)
+        x_BSD = _after(self.attention_norm2, x_BSD, attended, gate)
         if self.checkpointing == "mlp":
             return checkpoint(self._fed, x_BSD, feed_scale, feed_gate)
         return self._fed(x_BSD, feed_scale, feed_gate)

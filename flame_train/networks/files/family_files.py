@@ -100,11 +100,11 @@ class FamilyFiles:
 
     def _resolved(self, weights: Weights, components: Collection[str]) -> Resolved:
         """Returns the file's tensors sorted into components, after a check of its family and components."""
-        found = identify(weights.shapes, weights.metadata)
-        only = self._only(found, components)
+        identity = identify(weights.shapes, weights.metadata)
+        only = self._only(identity, components)
         if not only:
-            wanted = self._in_words(components)
-            raise ModelFileError(f"{weights.path}: expected {wanted}, found {found.detail}; name another file")
+            expected = self._in_words(components)
+            raise ModelFileError(f"{weights.path}: expected {expected}, found {identity.detail}; name another file")
         resolved = _resolve(self.resolve, weights.names, None if only == "checkpoint" else only)
         prefixes = tuple(prefix for component in self.components for prefix in component.prefixes)
         if only == "checkpoint":
@@ -113,7 +113,7 @@ class FamilyFiles:
         if lacking:
             raise ModelFileError(
                 f"{weights.path}: expected {', '.join(components)}, but it holds no {', no '.join(lacking)}; "
-                f"use a full checkpoint or a diffusers folder, or name the file that has it. This is: {found.detail}"
+                f"use a full checkpoint or a diffusers folder, or name the file that has it. This is: {identity.detail}"
             )
         return resolved
 
@@ -130,21 +130,21 @@ class FamilyFiles:
         A text encoder of unknown width counts as the wanted one.
         """
         if found.kind == "text_encoder":
-            (asked,) = components if len(components) == 1 else ("",)
-            asked = asked if asked.startswith("text_encoder") and found.family == "unknown" else ""
-            return self.alone.get(found.family, asked)
+            (names,) = components if len(components) == 1 else ("",)
+            names = names if names.startswith("text_encoder") and found.family == "unknown" else ""
+            return self.alone.get(found.family, names)
         known = found.kind in ("checkpoint", *(c.name for c in self.components))
         return found.kind if known and found.family != "unknown" and could_be(found.family, self.family) else ""
 
     def _opened(self, weights: Weights, resolved: Resolved, components: Collection[str]) -> dict[str, Part]:
-        wanted = [next(c for c in self.components if c.name == name) for name in components]
-        stated = {c.name: Stated.beside(weights.path, c.prefixes) for c in wanted}
-        if not any(name.startswith(wanted[0].prefixes) for name in weights.names):
-            wanted[0] = replace(wanted[0], prefixes=("",))  # alone in its file: what has no place there is unexpected
-        made = parts(weights, weights.shapes, resolved, wanted, self.build)
+        opened = [next(c for c in self.components if c.name == name) for name in components]
+        stated = {c.name: Stated.beside(weights.path, c.prefixes) for c in opened}
+        if not any(name.startswith(opened[0].prefixes) for name in weights.names):
+            opened[0] = replace(opened[0], prefixes=("",))  # alone in its file: what has no place there is unexpected
+        made_parts = parts(weights, weights.shapes, resolved, opened, self.build)
         return {
             name: part_of(weights, name, built, partial(self.build, name, built[1].shapes, stated[name]))
-            for name, built in made.items()
+            for name, built in made_parts.items()
         }
 
 

@@ -155,10 +155,10 @@ def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, 
         words = f"a model whose weights are packed in {packed[1]} ({packed[0]}), in a way that is not read here; "
         return Identity("quantised", "unknown", "", words + "use its bf16, fp16, fp8, int8, NF4 or GGUF file")
     network = _stripped(shapes, _NETWORK_PREFIXES)
-    found = _network(network)
-    parts = _parts(shapes, found)
-    if found is not None:
-        mark = found[0]
+    network_marks = _network(network)
+    parts = _parts(shapes, network_marks)
+    if network_marks is not None:
+        mark = network_marks[0]
         whole = mark.kind if parts == (mark.kind,) else "checkpoint"
         return _identity(whole, mark.model, mark.layout, mark.note, parts)
     vae = _vae(_stripped(shapes, _VAE_PREFIXES))
@@ -205,16 +205,16 @@ def _adapter(shapes: Shapes, metadata: Mapping[str, str]) -> Identity:
 def _stripped(shapes: Shapes, prefixes: Iterable[str]) -> Shapes:
     """Returns the tensors below the first prefix that occurs, without it; all of them when none does."""
     for prefix in prefixes:
-        found = {name[len(prefix) :]: shape for name, shape in shapes.items() if name.startswith(prefix)}
-        if found:
-            return found
+        stripped = {name[len(prefix) :]: shape for name, shape in shapes.items() if name.startswith(prefix)}
+        if stripped:
+            return stripped
     return shapes
 
 
 def _network(shapes: Shapes) -> tuple[Mark, Marks] | None:
     """Returns the mark of the one family that knows these tensors; None if none does, or several do."""
-    found = [(mark, marks) for marks in every_marks() if (mark := marks.network(shapes)) is not None]
-    return found[0] if len(found) == 1 else None
+    fitting = [(mark, marks) for marks in every_marks() if (mark := marks.network(shapes)) is not None]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _vae(shapes: Shapes) -> tuple[str, str] | None:
@@ -271,9 +271,9 @@ def _clip(width: int) -> str:
 
 def _parts(shapes: Shapes, found_network: tuple[Mark, Marks] | None) -> tuple[str, ...]:
     """Returns the components in the file, by the prefixes that full checkpoints and diffusers folders use."""
-    found = [] if found_network is None else [found_network[0].kind]
+    kinds = [] if found_network is None else [found_network[0].kind]
     if _vae(_stripped(shapes, _VAE_PREFIXES)) is not None:
-        found.append("vae")
+        kinds.append("vae")
     signs = {
         "text_encoder": (
             *("text_encoder/", "conditioner.embedders.0.", "cond_stage_model."),
@@ -282,10 +282,10 @@ def _parts(shapes: Shapes, found_network: tuple[Mark, Marks] | None) -> tuple[st
         "text_encoder_2": ("text_encoder_2/", "conditioner.embedders.1.", "text_encoders.clip_g."),
         "text_encoder_3": ("text_encoder_3/", "text_encoders.t5xxl."),
     }
-    found += [part for part, starts in signs.items() if any(name.startswith(starts) for name in shapes)]
-    if not found and _text_encoder(shapes) is not None:
-        found.append("text_encoder")
+    kinds += [part for part, starts in signs.items() if any(name.startswith(starts) for name in shapes)]
+    if not kinds and _text_encoder(shapes) is not None:
+        kinds.append("text_encoder")
     if found_network is not None:
         t5 = found_network[1].t5
-        found = list(dict.fromkeys(t5 if part == "text_encoder_3" else part for part in found))
-    return tuple(found)
+        kinds = list(dict.fromkeys(t5 if part == "text_encoder_3" else part for part in kinds))
+    return tuple(kinds)

@@ -109,8 +109,8 @@ class Marks:
         mark = next((mark for mark in self.networks if mark.fits(shapes)), None)
         if mark is None or self.variant is None:
             return mark
-        found = self.variant(mark.model, shapes)
-        return None if found is None else mark._replace(model=found[0], note=found[1])
+        variant = self.variant(mark.model, shapes)
+        return None if variant is None else mark._replace(model=variant[0], note=variant[1])
 
     def lora(self, flat: Shapes, names: str) -> str | None:
         """Returns the model of a LoRA by its names, every dot an underscore, and shapes; None if they prove none."""

@@ -142,17 +142,17 @@ class Unchanged(Native):
         self._advance = advance
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
-        found = super().read(name)
+        array = super().read(name)
         self._advance(1)
-        self._refuse_changed(name, found.shape)
-        return found
+        self._refuse_changed(name, array.shape)
+        return array
 
     def nf4(self, name: str) -> StoredNf4 | None:
-        found = super().nf4(name)
-        if found is not None:
+        packed = super().nf4(name)
+        if packed is not None:
             self._advance(1)
             self._refuse_changed(name, self._weights.info(self.sources[name].names[0]).shape)
-        return found
+        return packed
 
     def _refuse_changed(self, name: str, shape: Sequence[int]) -> None:
         if tuple(shape) != self.shapes[name]:

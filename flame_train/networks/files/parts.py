@@ -74,7 +74,7 @@ def parts(
         ModelFileError: all missing, unexpected and mis-shaped tensors of all components. A tensor is unexpected if its
             name has a component's prefix and no place in that component.
     """
-    found: dict[str, tuple[nn.Module, Native]] = {}
+    networks: dict[str, tuple[nn.Module, Native]] = {}
     faults = []
     for component in components:
         sources = resolved.sources[component.name]
@@ -85,15 +85,15 @@ def parts(
             module = _built(weights, component, native, build)
             fitted = fit(sources, shapes, module.shapes())
             stray = {name: shapes[name] for name in resolved.unknown if name.startswith(component.prefixes)}
-            made = {name: source.shape for name, source in fitted.sources.items() if source.shape is not None}
-            nn.check_shapes(module.shapes(), native | made | stray, f"{weights.path}: {component.name}")
+            shapes_read = {name: source.shape for name, source in fitted.sources.items() if source.shape is not None}
+            nn.check_shapes(module.shapes(), native | shapes_read | stray, f"{weights.path}: {component.name}")
         except ModelFileError as fault:
             faults.append(str(fault))
         else:
-            found[component.name] = module, Native(weights, fitted.sources, native | made)
+            networks[component.name] = module, Native(weights, fitted.sources, native | shapes_read)
     if faults:
         raise ModelFileError("\n".join(faults))
-    return found
+    return networks
 
 
 def _refuse_scaled(weights: Weights, component: Component, names: Iterable[str]) -> None:

@@ -41,12 +41,12 @@ class Stated:
         try:
             if file.stat().st_size > _MAX_BYTES:
                 raise ValueError(f"over {_MAX_BYTES} bytes")
-            found = json.loads(file.read_bytes())
-            if not isinstance(found, dict):
+            content = json.loads(file.read_bytes())
+            if not isinstance(content, dict):
                 raise ValueError("expected an object")
         except (OSError, ValueError, RecursionError) as error:
             raise ModelFileError(f"{file}: cannot be read as JSON ({error}); download the folder again") from error
-        return cls(file, found)
+        return cls(file, content)
 
     def within(self, key: str) -> Stated:
         """Returns what the object of that key states; nothing if there is none."""
@@ -55,17 +55,17 @@ class Stated:
 
     def number(self, key: str, default: float) -> float:
         """Returns a positive number. Raises ModelFileError for anything else."""
-        found = self.values.get(key, default)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0:
-            raise ModelFileError(f"{self.path}: {key}: expected a positive number, got {found!r}; mend the file")
-        return float(found)
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ModelFileError(f"{self.path}: {key}: expected a positive number, got {value!r}; mend the file")
+        return float(value)
 
     def whole_numbers(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
         """Whole numbers of at least 0. Raises ModelFileError for anything else."""
-        found = self.values.get(key, default)
-        if not isinstance(found, list | tuple) or not all(type(n) is int and n >= 0 for n in found):
-            raise ModelFileError(f"{self.path}: {key}: expected a list of whole numbers, got {found!r}; mend the file")
-        return tuple(found)
+        value = self.values.get(key, default)
+        if not isinstance(value, list | tuple) or not all(type(n) is int and n >= 0 for n in value):
+            raise ModelFileError(f"{self.path}: {key}: expected a list of whole numbers, got {value!r}; mend the file")
+        return tuple(value)
 
     def must(self, **expected: object) -> None:
         """Raises ModelFileError, naming all of them, for keys that state something else than `expected`."""

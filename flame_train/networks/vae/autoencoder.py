@@ -42,8 +42,8 @@ class Autoencoder:
 
     def seen(self, mean: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The mean of latents in the denoiser's scale, fp32: an image without noise."""
-        made: np.ndarray[Any, Any] = scaled_latents(self.published, mean)
-        return made
+        pixels: np.ndarray[Any, Any] = scaled_latents(self.published, mean)
+        return pixels
 
     def load(self, precision: str, device: str, tile: int = 0) -> LoadedVae:
         """Returns the VAE with its weights. `precision` is `model.vae_precision`, `tile` is `model.vae_tile`."""

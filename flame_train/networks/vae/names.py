@@ -66,8 +66,8 @@ def _only_projections(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 def _diffusers_table(names: Collection[str]) -> KeyMap:
     """Returns the table for the names at hand: of as many stages as the decoder has."""
-    found = [re.match(r"decoder\.up_blocks\.(\d+)\.", name) for name in names]
-    return vae_from_diffusers(1 + max(int(match[1]) for match in found if match))
+    matches = [re.match(r"decoder\.up_blocks\.(\d+)\.", name) for name in names]
+    return vae_from_diffusers(1 + max(int(match[1]) for match in matches if match))
 
 
 def _moved_quant(names: Collection[str]) -> KeyMap:

@@ -151,16 +151,16 @@ def _for(table_of: Callable[[int, int], KeyMap], halving: str) -> Callable[[Coll
     """
 
     def keymap(names: Collection[str]) -> KeyMap:
-        found = {int(match[1]) for name in names if (match := re.match(halving, name))}
-        return table_of(len(_halvings(names)) + 1, min(found, default=1))
+        stages = {int(match[1]) for name in names if (match := re.match(halving, name))}
+        return table_of(len(_halvings(names)) + 1, min(stages, default=1))
 
     return keymap
 
 
 def _halvings(names: Collection[str]) -> set[str]:
     """Returns the encoder's layers that halve an image, by their places."""
-    found = (re.match(r"encoder\.down(.*)resample\.", name) for name in names)
-    return {match[1] for match in found if match}
+    matches = (re.match(r"encoder\.down(.*)resample\.", name) for name in names)
+    return {match[1] for match in matches if match}
 
 
 def qwen_vae_component() -> Component:

@@ -98,8 +98,8 @@ class Attention(nn.Module):
         projected = self.q_proj(x_BTC), self.k_proj(context), self.v_proj(context)
         q, k, v = (x.reshape(*x.shape[:2], -1, self.head_dim) for x in projected)
         q, k = _turned(q, self.q_norm, own), _turned(k, self.k_norm, others)
-        found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), mask)
-        return self.o_proj(found.transpose(1, 2).reshape(*x_BTC.shape[:2], -1))
+        attended = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), mask)
+        return self.o_proj(attended.transpose(1, 2).reshape(*x_BTC.shape[:2], -1))
 
 
 def _turned(x_BTNE: Tensor, norm: nn.RMSNorm, turns: Turns) -> Tensor:

@@ -74,8 +74,8 @@ class Clip(TextEncoder):
         network = self.part.network
         assert isinstance(network, ClipTextEncoder)
         arch = network.arch
-        made = {self.states: (CHUNK * self.windows + 2, arch.width), self.pooled: (arch.projection or arch.width,)}
-        return {name: shape for name, shape in made.items() if name}
+        shapes = {self.states: (CHUNK * self.windows + 2, arch.width), self.pooled: (arch.projection or arch.width,)}
+        return {name: shape for name, shape in shapes.items() if name}
 
     @property
     def limit(self) -> tuple[str, int]:
@@ -92,11 +92,11 @@ class Clip(TextEncoder):
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert isinstance(network, ClipTextEncoder)
         states, pooled = encode_windows_on(network, inputs["ids"], inputs["ends"], unprojected=bool(self.pooled))
-        made = {self.states: states}
+        outputs = {self.states: states}
         if self.pooled:
             assert pooled is not None
-            made[self.pooled] = pooled
-        return {name: made[name] for name in self.outputs}
+            outputs[self.pooled] = pooled
+        return {name: outputs[name] for name in self.outputs}
 
     def adaptable(self) -> tuple[str, ...]:
         """The last layer and the projection make the pooled text alone."""
@@ -164,8 +164,8 @@ def encode_windows_on(
 
 def end_positions(ids_BT: Ids) -> Ids:
     """Returns the position of each row's first end token: its words end there, and padding begins."""
-    found: Ids = np.argmax(ids_BT == _END, axis=-1).astype(np.int32)
-    return found
+    positions: Ids = np.argmax(ids_BT == _END, axis=-1).astype(np.int32)
+    return positions
 
 
 def _joined(states: Tensor, windows: int) -> Tensor:

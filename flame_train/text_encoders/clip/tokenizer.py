@@ -61,13 +61,13 @@ class ClipTokenizer:
         if not 1 <= at_least <= max_chunks:
             raise ValueError(f"expected 1 <= at_least <= max_chunks, got {at_least} and {max_chunks}")
         ids = self.encode(text)
-        kept = ids[: CHUNK * max_chunks]
-        rows = max(at_least, -(-len(kept) // CHUNK))
+        fitting = ids[: CHUNK * max_chunks]
+        rows = max(at_least, -(-len(fitting) // CHUNK))
         table = np.full((rows, WINDOW), self.pad_id, dtype=np.int32)
         for row in range(rows):
-            window = [self.bos_id, *kept[row * CHUNK : (row + 1) * CHUNK], self.eos_id]
+            window = [self.bos_id, *fitting[row * CHUNK : (row + 1) * CHUNK], self.eos_id]
             table[row, : len(window)] = window
-        return Chunks(table, len(ids), len(ids) - len(kept))
+        return Chunks(table, len(ids), len(ids) - len(fitting))
 
     @property
     def bos_id(self) -> int:

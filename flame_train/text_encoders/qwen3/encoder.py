@@ -157,13 +157,13 @@ class Qwen3Encoder(TextEncoder):
     def tokenizer(self) -> QwenTokenizer:
         """The `tokenizer.json` beside the encoder or checkpoint, or the published one. Raises ModelFileError."""
         rows = self._network.arch.vocabulary
-        found = QwenTokenizer(find_tokenizer(self.places, "text_encoders.qwen3", rows))
-        if found.rows > rows:
+        tokenizer = QwenTokenizer(find_tokenizer(self.places, "text_encoders.qwen3", rows))
+        if tokenizer.rows > rows:
             raise ModelFileError(
-                f"{found.path}: has {found.rows} tokens, more than the {rows} rows of the encoder's embedding; it "
-                "is of another model, fetch the encoder's own"
+                f"{tokenizer.path}: has {tokenizer.rows} tokens, more than the {rows} rows of the encoder's embedding; "
+                "it is of another model, fetch the encoder's own"
             )
-        return found
+        return tokenizer
 
     @property
     def _network(self) -> Qwen3:
@@ -206,15 +206,15 @@ class Qwen3Encoder(TextEncoder):
         # tokens do not see the padding after them: a mask is for the states of the padding
         mask = inputs["mask"] if self.window or not self.masked else None
         place = _PADDING_PLACE if self.window else None
-        found = network(inputs["ids"], mask, self.taps, self.normalised, place)
-        made = {"qwen3": F.cat([state[:, self._unseen :] for state in found], dim=-1)}
+        states = network(inputs["ids"], mask, self.taps, self.normalised, place)
+        outputs = {"qwen3": F.cat([state[:, self._unseen :] for state in states], dim=-1)}
         if not self.masked:
-            return made
+            return outputs
         own = inputs["mask"][:, self._unseen :]
         if not self.window:
-            return made | {"qwen3_rows": own.to(int32).sum(dim=-1)}
+            return outputs | {"qwen3_rows": own.to(int32).sum(dim=-1)}
         begun = own[:, :: self.window].to(int32).sum(dim=-1)  # a window whose first place has a token
-        return made | {"qwen3_rows": F.clamp(begun * self.window, max=self.length)}
+        return outputs | {"qwen3_rows": F.clamp(begun * self.window, max=self.length)}
 
     def overlong(self, text: str) -> bool:
         return self.template.row(self.tokenizer, text, self.length).truncated > 0

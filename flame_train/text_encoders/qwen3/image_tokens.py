@@ -82,17 +82,17 @@ def positions(length: int, starts: tuple[int, ...], grids: tuple[Grid, ...]) -> 
     A text's tokens count on all of them. An image's tokens share the time of its first, from which its rows and columns
     count. The text behind it goes on after the larger of the two.
     """
-    found: list[_Array] = []
+    parts: list[_Array] = []
     done = place = 0
     for start, (rows, columns) in zip(starts, grids, strict=True):
-        place = _count(found, place, start - done)
+        place = _count(parts, place, start - done)
         image = np.full((rows, columns, 3), place)
         image[..., 1] += np.arange(rows)[:, None]
         image[..., 2] += np.arange(columns)
-        found.append(image.reshape(-1, 3))
+        parts.append(image.reshape(-1, 3))
         place, done = place + max(rows, columns), start + rows * columns
-    _count(found, place, length - done)
-    return np.concatenate(found)
+    _count(parts, place, length - done)
+    return np.concatenate(parts)
 
 
 def _count(found: list[_Array], place: int, tokens: int) -> int:

@@ -92,14 +92,16 @@ def vl_vision_component(single_file: str) -> Component:
 
 def vision_prefix_of(names: Iterable[str]) -> str | None:
     """Says what stands before the names of the half for images in a file; None if the file holds none."""
-    found = (name.removesuffix(_VISION_SIGN) for name in names if name.endswith(f"visual.{_VISION_SIGN}"))
-    return next(found, None)
+    prefixes = (name.removesuffix(_VISION_SIGN) for name in names if name.endswith(f"visual.{_VISION_SIGN}"))
+    return next(prefixes, None)
 
 
 def prefix_of(names: Iterable[str]) -> str | None:
     """Says what stands before the encoder's names in a file, maybe ""; None if the file holds no such encoder."""
-    found = (name.removesuffix(sign) for name in names for sign in _SIGNS if name.endswith(f".{sign}") or name == sign)
-    return next(found, None)
+    prefixes = (
+        name.removesuffix(sign) for name in names for sign in _SIGNS if name.endswith(f".{sign}") or name == sign
+    )
+    return next(prefixes, None)
 
 
 def qwen3_part(path: str | Path, name: str = "", files: FamilyFiles | None = None) -> Part:
@@ -137,10 +139,10 @@ def vision_part(path: str | Path, width: int) -> Part:
 def _refuse_others(path: str | Path, files: FamilyFiles) -> None:
     """Raises ModelFileError for an encoder that is none of the family's. One of unknown width is a small one."""
     with open_weights(path) as weights:
-        found = identify(weights.shapes, weights.metadata)
-    if found.kind == "text_encoder" and found.family.startswith("qwen") and found.family not in files.alone:
-        wanted = " or ".join(model_names()[name] for name in files.alone)
+        identity = identify(weights.shapes, weights.metadata)
+    if identity.kind == "text_encoder" and identity.family.startswith("qwen") and identity.family not in files.alone:
+        expected = " or ".join(model_names()[name] for name in files.alone)
         raise ModelFileError(
-            f"{path}: expected {wanted} for {model_names()[files.family]}, found {model_names()[found.family]}, whose "
-            "states it was not made for; name another file"
+            f"{path}: expected {expected} for {model_names()[files.family]}, found {model_names()[identity.family]}, "
+            "whose states it was not made for; name another file"
         )

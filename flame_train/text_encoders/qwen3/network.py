@@ -104,7 +104,7 @@ class Qwen3Arch:
         """
         stated = stated.within("text_config") if "text_config" in stated.values else stated
         vocabulary, width = _shape(shapes, "embed_tokens.weight", 2)
-        layers = {int(found[1]) for name in shapes if (found := re.match(r"layers\.(\d+)\.", name))}
+        layers = {int(match[1]) for name in shapes if (match := re.match(r"layers\.(\d+)\.", name))}
         biases = f"{_LAYER}.self_attn.q_proj.bias" in shapes
         if biases:
             head_dim = int(width // stated.number("num_attention_heads", width // 128))
@@ -145,10 +145,12 @@ def _sections(rotary: Stated) -> tuple[int, int, int]:
     Raises ModelFileError unless they are three, interleaved.
     """
     rotary.must(mrope_interleaved=True)
-    found = rotary.whole_numbers("mrope_section", SECTIONS)
-    if len(found) != 3:
-        raise ModelFileError(f"{rotary.path}: mrope_section: expected three numbers, got {list(found)}; mend the file")
-    return found
+    sections = rotary.whole_numbers("mrope_section", SECTIONS)
+    if len(sections) != 3:
+        raise ModelFileError(
+            f"{rotary.path}: mrope_section: expected three numbers, got {list(sections)}; mend the file"
+        )
+    return sections
 
 
 class SelfAttention(nn.Module):
@@ -172,8 +174,8 @@ class SelfAttention(nn.Module):
         else:
             q, k = (F.rope(x, *turns, interleaved=False).to(x.dtype) for x in (q, k))
         heads = (x.transpose(1, 2) for x in (q, k, v))
-        found = F.scaled_dot_product_attention(*heads, mask, is_causal=True, enable_gqa=True)
-        return self.o_proj(_wide(found.transpose(1, 2).reshape(B, T, -1)), residual_BTC)
+        attended = F.scaled_dot_product_attention(*heads, mask, is_causal=True, enable_gqa=True)
+        return self.o_proj(_wide(attended.transpose(1, 2).reshape(B, T, -1)), residual_BTC)
 
     def _turned(self, x_BTHE: Tensor, norm: nn.RMSNorm, turns: tuple[Tensor, Tensor]) -> Tensor:
         return F.rms_norm_rope(x_BTHE, nn.compute_copy(norm.weight), *turns, self.eps, interleaved=False)
@@ -262,7 +264,7 @@ class Qwen3(BlockNetwork):
             Unsupported: images for Qwen2.5-VL, whose positions are other ones.
         """
         depth = self.arch.layers
-        wanted = [depth + 1 + tap if tap < 0 else tap for tap in taps]
+        tapped = [depth + 1 + tap if tap < 0 else tap for tap in taps]
         h_BTC = self.embed_tokens(ids_BT)
         weights, h_BTC = h_BTC.dtype, h_BTC.to(compute_dtype(h_BTC.dtype))
         turns, mask = self._turn(ids_BT.shape[1], images), None
@@ -274,12 +276,12 @@ class Qwen3(BlockNetwork):
                 turns = F.where(own, turns[0], turns[0][one]), F.where(own, turns[1], turns[1][one])
         h_BTC = h_BTC if images is None else images.placed(h_BTC)
         states = {0: h_BTC}
-        for i, layer in enumerate(list(self.layers)[: max(wanted)], start=1):
+        for i, layer in enumerate(list(self.layers)[: max(tapped)], start=1):
             h_BTC = layer(h_BTC, *turns, mask)
-            if i in wanted:  # what DeepStack adds is no part of a layer's states, as in transformers
+            if i in tapped:  # what DeepStack adds is no part of a layer's states, as in transformers
                 states[i] = _normed(self.norm, h_BTC) if normalised and i == depth else h_BTC
             h_BTC = h_BTC if images is None else images.added(h_BTC, i)
-        return tuple(states[tap].to(weights) for tap in wanted)
+        return tuple(states[tap].to(weights) for tap in tapped)
 
     def _turn(self, length: int, images: ImageTokens | None) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the rotary angles, (T, 1, E), in fp32 at least."""

@@ -68,9 +68,9 @@ class QwenTokenizer:
     @property
     def pad(self) -> int:
         """The id of the padding token."""
-        found = self._tokenizer.token_to_id(PAD_TOKEN)
-        assert found is not None
-        return found
+        token = self._tokenizer.token_to_id(PAD_TOKEN)
+        assert token is not None
+        return token
 
     @property
     def rows(self) -> int:
@@ -95,13 +95,13 @@ def find_tokenizer(places: Iterable[Path], option: str, rows: int) -> Path | Non
     """
     folders = [place if place.is_dir() else place.parent for place in places]
     files = [folder / name / "tokenizer.json" for folder in folders for name in _FOLDERS]
-    found = next((path for path in files if path.is_file() and _is_bpe(path)), None)
-    if found is None and rows not in _FILLED_UP:
+    file = next((path for path in files if path.is_file() and _is_bpe(path)), None)
+    if file is None and rows not in _FILLED_UP:
         raise ModelFileError(
             f"Qwen3's vocabulary: expected a tokenizer.json beside an encoder of {rows} rows, which has not the "
             f"{PUBLISHED_ROWS} of the published vocabulary; put it into the folder of the checkpoint or of {option}"
         )
-    return found
+    return file
 
 
 @lru_cache(maxsize=1)

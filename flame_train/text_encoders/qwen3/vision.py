@@ -298,8 +298,8 @@ class VisionTower(BlockNetwork):
             places_N4, shares_N4 = interpolation(rows, columns, isqrt(arch.positions), arch.merge)
             angles = patch_angles(rows, columns, arch.width // arch.heads, arch.merge)[:, None]
             floats = shares_N4[..., None], np.cos(angles), np.sin(angles)
-            made = (tensor(array, compute_dtype(like.dtype), like.device) for array in floats)
-            self._tables[rows, columns] = Tables(tensor(places_N4, device=like.device), *made)
+            tensors = (tensor(array, compute_dtype(like.dtype), like.device) for array in floats)
+            self._tables[rows, columns] = Tables(tensor(places_N4, device=like.device), *tensors)
         return self._tables[rows, columns]
 
 

@@ -147,11 +147,11 @@ class T5(TextEncoder):
         if self.padding == "seen":
             return {"t5": network(inputs["ids"])}
         states = network(inputs["ids"], inputs["mask"] if self.padding == "masked" else None)
-        kept = inputs["mask"]
+        mask = inputs["mask"]
         if self.behind:
-            kept = F.pad(kept[:, : self.length - self.behind], (self.behind, 0), value=True)
-        made = {"t5": states.masked_fill(F.logical_not(kept).unsqueeze(-1), 0.0)}
-        return made | ({"t5_rows": kept.to(int32).sum(dim=-1)} if self.behind else {})
+            mask = F.pad(mask[:, : self.length - self.behind], (self.behind, 0), value=True)
+        outputs = {"t5": states.masked_fill(F.logical_not(mask).unsqueeze(-1), 0.0)}
+        return outputs | ({"t5_rows": mask.to(int32).sum(dim=-1)} if self.behind else {})
 
     def overlong(self, text: str) -> bool:
         return self.tokenizer.row(text, self.length).truncated > 0

@@ -80,8 +80,10 @@ def component(name: str, prefixes: tuple[str, ...]) -> Component:
 
 def prefix_of(names: Iterable[str]) -> str | None:
     """Returns the prefix of the encoder's names in a file, maybe ""; None if the file holds no such encoder."""
-    found = (name.removesuffix(first) for name in names for first in (_FIRST, _FIRST_IN_GGUF) if name.endswith(first))
-    return next(found, None)
+    prefixes = (
+        name.removesuffix(first) for name in names for first in (_FIRST, _FIRST_IN_GGUF) if name.endswith(first)
+    )
+    return next(prefixes, None)
 
 
 t5_part: Final = TextNetwork(

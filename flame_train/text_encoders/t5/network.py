@@ -68,7 +68,7 @@ class T5Arch:
             relative_attention_max_distance=MAX_DISTANCE,
             layer_norm_epsilon=EPS,
         )
-        layers = {int(found[1]) for name in shapes if (found := re.match(r"encoder\.block\.(\d+)\.", name))}
+        layers = {int(match[1]) for name in shapes if (match := re.match(r"encoder\.block\.(\d+)\.", name))}
         return cls(
             width=width,
             layers=len(layers),
@@ -165,8 +165,8 @@ class Stack(nn.Module):
         """Returns the bias of the scores of `length` positions, (1, heads, T, T)."""
         table = self.block[0].layer[0].SelfAttention.relative_attention_bias
         if length not in self.buckets:
-            found = position_buckets(length, table.weight.shape[0])
-            self.buckets[length] = tensor(found, device=table.weight.device)
+            buckets = position_buckets(length, table.weight.shape[0])
+            self.buckets[length] = tensor(buckets, device=table.weight.device)
         return table(self.buckets[length]).permute(2, 0, 1).unsqueeze(0).clone()
 
 

@@ -267,14 +267,14 @@ def read_vocabulary(path: Path) -> Vocabulary:
         if path.stat().st_size > _MAX_BYTES:
             raise ValueError(f"over {_MAX_BYTES} bytes, too large for a vocabulary")
         data = gzip.decompress(path.read_bytes()) if path == SHIPPED else path.read_bytes()
-        found = _from_json(json.loads(data)) if data[:1] == b"{" else _from_spiece(data)
+        vocabulary = _from_json(json.loads(data)) if data[:1] == b"{" else _from_spiece(data)
     except OSError as error:
         raise ModelFileError(
             f"{path}: cannot be read ({error.strerror or error}); expected T5's spiece.model or tokenizer.json"
         ) from error
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ModelFileError(f"{path}: not T5's vocabulary ({error}); fetch spiece.model again") from error
-    return found
+    return vocabulary
 
 
 def _is_vocabulary(path: Path) -> bool:
