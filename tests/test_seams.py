@@ -194,7 +194,7 @@ MARKS = Marks(
     "family.py": '''
 """Twin."""
 from dataclasses import replace
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.flux.family import FluxFamily
 from flame_train.models.twin.names import lora_family
 
@@ -202,7 +202,7 @@ class Twin(FluxFamily):
     name = "twin"
     published = {"twin-tiny": FluxFamily.published["flux-tiny"]}
     small = "twin-tiny"
-    lesson = Lesson("a twin of the small Flux", steps=6, batch_size=2)
+    lesson = QuickstartSpec("a twin of the small Flux", steps=6, batch_size=2)
 
     def assemble(self, parts, opening):
         return replace(super().assemble(parts, opening), lora_names=lora_family())

@@ -19,7 +19,7 @@ _SCALED: Final = ("lora_up.weight", "hada_w1_a", "lokr_w1", "lokr_w1_a")
 """The parameters that take up a difference of scales: an update is linear in each."""
 
 
-def check_beginning(
+def require_fit_for_start(
     found: Mapping[str, Factors],
     kind: str,
     ranks: Mapping[str, int],
@@ -64,7 +64,7 @@ def check_beginning(
             )
 
 
-def begin_with(attached: Attached, found: Mapping[str, Factors]) -> None:
+def start_from(attached: Attached, found: Mapping[str, Factors]) -> None:
     """Puts the factors, which were checked, into the adapters' parameters: the same update on the adapters' scale."""
     for name, factors in found.items():
         adapter = attached.adapters[name]

@@ -22,7 +22,7 @@ _DECODERS: Final = f"1 Pillow {PIL.__version__}"  # the number is raised where `
 _MOST: Final = 1_000_000  # images of all datasets that share a cache
 
 
-def seen_images(folder: Path) -> dict[str, Size]:
+def decoded_images(folder: Path) -> dict[str, Size]:
     """(height, width) by SHA-256 in hex, of the remembered images."""
     content = read_checked(folder / _NAME)
     try:
@@ -33,7 +33,7 @@ def seen_images(folder: Path) -> dict[str, Size]:
 
 def remember(folder: Path, images: Mapping[str, Size]) -> None:
     """Note the sizes of images that were decoded. A disk without room for that costs the next start its time."""
-    known = seen_images(folder)
+    known = decoded_images(folder)
     if images.items() <= known.items() or not folder.is_dir():
         return
     sizes = {**(known if len(known) + len(images) <= _MOST else {}), **images}

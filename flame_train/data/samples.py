@@ -48,7 +48,7 @@ class Sample:
         """Returns its image in one of its views."""
         return ViewedImage(self.item.path, self.item.sha256, self.views[view])
 
-    def seen_beside(self, view: int) -> tuple[ViewedImage, ...]:
+    def controls_beside(self, view: int) -> tuple[ViewedImage, ...]:
         """Returns its control images, as they are seen beside one of its views."""
         return tuple(self.control(view, number) for number in range(len(self.controls)))
 

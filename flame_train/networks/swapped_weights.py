@@ -29,7 +29,7 @@ class _Place:
         held.fetch(self.memory)()
 
 
-class Borrowed:
+class SwappedWeights:
     """The resident weights of a loaded network, which lie where another network's do.
 
     Both wait in host memory. Inside `in_place` the network has its own on the device; afterwards the other has.

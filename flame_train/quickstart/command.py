@@ -24,7 +24,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.errors import ConfigError, EnvironmentFault, OutputError, shown
 from flame_train.models.common.model import Example
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.registry import FAMILIES, Family
 from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
@@ -58,7 +58,7 @@ class _Images(NamedTuple):
     what: str
 
 
-def _images(lesson: Lesson) -> list[_Images]:
+def _images(lesson: QuickstartSpec) -> list[_Images]:
     """The dataset of a lesson, by folder."""
     new = _Images(f"{lesson.repeats}_tiles", _NEW, tiles, _SEED, "Delft tiles, blue on white checks: what is new")
     old = _Images("1_known", lesson.known, scenes, _SEED + 2, "of what the base knows, so that it keeps that")
@@ -110,7 +110,7 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
     }
 
 
-def _draw_page(plan: Plan, folder: Path, lesson: Lesson) -> Path | None:
+def _draw_page(plan: Plan, folder: Path, lesson: QuickstartSpec) -> Path | None:
     """The page of the first and the last grid; None where there are not two of them."""
     prompts = [prompt.text for prompt in plan.config.sample.prompts]
     grids = sorted((Path(plan.config.output.dir) / "samples").glob("step-*.png"))

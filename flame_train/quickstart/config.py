@@ -13,7 +13,7 @@ from flame_train.config.repeated import CheckpointSection, SampleSection, Valida
 from flame_train.config.schema import Config, DataSection, LoraSection, ModelSection
 from flame_train.config.updates import OptimizerSection, OutputSection, ScheduleSection, TrainSection
 from flame_train.data.sets import DataSet
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 
 _DRAWN_IN: Final = 20  # steps from noise to an image
 
@@ -54,7 +54,7 @@ _REASONS: Final[Mapping[str, str]] = {
 }
 
 
-def config_text(folder: Path, device: str, family: str, lesson: Lesson, unsupported: Collection[str]) -> str:
+def config_text(folder: Path, device: str, family: str, lesson: QuickstartSpec, unsupported: Collection[str]) -> str:
     """The text of config.toml.
 
     Args:
@@ -79,7 +79,7 @@ def config_text(folder: Path, device: str, family: str, lesson: Lesson, unsuppor
     return commented(config, title, unsupported, notes)
 
 
-def lesson_config(folder: Path, device: str, lesson: Lesson) -> Config:
+def lesson_config(folder: Path, device: str, lesson: QuickstartSpec) -> Config:
     """The settings of a lesson in `folder`."""
     prompts = (*lesson.prompts, *lesson.known_prompts)
     return Config(

@@ -13,7 +13,7 @@ import numpy as np
 
 from flame_train.adapters.targets import Presets, layer_shapes
 from flame_train.data.cache import Shapes, UpTo
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.padding import Paddings
 from flame_train.data.views import ViewedImage
 from flame_train.engine import Tensor, nn
@@ -126,12 +126,12 @@ class TextEncoder(ABC):
         return self
 
     def read(
-        self, reading: Reading, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
+        self, reading: EncoderInput, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Says what `encode` takes of a text and its images, of which `pixels` gives uint8 (H, W, 3)."""
         return self.inputs(reading.text)
 
-    def rows_of(self, reading: Reading) -> int:
+    def rows_of(self, reading: EncoderInput) -> int:
         """`rows` of what is read, whose images are not opened."""
         return self.rows(self.inputs(reading.text))
 
@@ -150,7 +150,7 @@ class TextEncoder(ABC):
     def overlong(self, text: str) -> bool:
         """Says whether a caption has more tokens than are kept."""
 
-    def cuts(self, reading: Reading) -> bool:
+    def cuts(self, reading: EncoderInput) -> bool:
         """`overlong` of a text beside its images, which may take some of the room."""
         return self.overlong(reading.text)
 
@@ -200,7 +200,7 @@ def tokenizer_places(part: Part, base: Path) -> tuple[Path, Path]:
     return part.path if part.path != Path(part.component) else base, base
 
 
-def too_long(encoders: Sequence[TextEncoder], read: Sequence[Reading]) -> tuple[int, TextEncoder | None]:
+def too_long(encoders: Sequence[TextEncoder], read: Sequence[EncoderInput]) -> tuple[int, TextEncoder | None]:
     """Returns how many texts are longer than the encoder with the longest limit keeps, and that encoder."""
     if not encoders:
         return 0, None
@@ -209,6 +209,6 @@ def too_long(encoders: Sequence[TextEncoder], read: Sequence[Reading]) -> tuple[
     return sum(not _surely_fits(reading, most) and longest.cuts(reading) for reading in read), longest
 
 
-def _surely_fits(reading: Reading, tokens: int) -> bool:
+def _surely_fits(reading: EncoderInput, tokens: int) -> bool:
     """Whether a text is so short that no tokenizer need be asked: of ASCII each makes at most a token a character."""
     return not reading.images and len(reading.text) < tokens and reading.text.isascii()

@@ -15,7 +15,7 @@ from flame_train.adapters.formats import from_file
 from flame_train.adapters.together import attach_sum
 from flame_train.config.load import from_options, with_option_names
 from flame_train.config.prompt_flags import unread
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.grid import grid, write_png
 from flame_train.data.views import ViewedImage
 from flame_train.disk.files import refuse_place
@@ -236,7 +236,7 @@ def _conditioning(
     device: str,
     files: Sequence[_File],
     stop: StopRequest,
-) -> dict[float, dict[Reading, Example]]:
+) -> dict[float, dict[EncoderInput, Example]]:
     """Encodes every prompt and negative prompt; unloads the text encoders afterwards.
 
     Args:
@@ -271,7 +271,7 @@ def _conditioning(
 
 
 def _of_prompt(
-    examples: Mapping[Reading, Example], encoding: Encoding, images: Sequence[ViewedImage], text: str
+    examples: Mapping[EncoderInput, Example], encoding: Encoding, images: Sequence[ViewedImage], text: str
 ) -> Example:
     return examples[encoding.reading(text, images)]
 

@@ -7,7 +7,7 @@ import pytest
 
 from flame_train.adapters.attach import attach
 from flame_train.adapters.factors import LoraFactors
-from flame_train.adapters.initial_lora import begin_with, check_beginning
+from flame_train.adapters.initial_lora import require_fit_for_start, start_from
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.engine import nn
 from flame_train.errors import ConfigError
@@ -50,7 +50,7 @@ def finished(net, *args, **how):
 def test_the_update_is_the_same_with_another_alpha(net, kind, keys, alpha):
     found, updates = finished(net, kind, **keys)
     attached = put(net, kind, alpha=alpha, seed=9, **keys)
-    begin_with(attached, found)
+    start_from(attached, found)
     for name, adapter in attached.adapters.items():
         np.testing.assert_allclose(adapter.delta().numpy(), updates[name], rtol=1e-4, atol=1e-5)
 
@@ -58,7 +58,7 @@ def test_the_update_is_the_same_with_another_alpha(net, kind, keys, alpha):
 def test_a_larger_rank_computes_the_same_and_can_learn_more(net):
     found, updates = finished(net, rank=2)
     attached = put(net, rank=5, seed=9)
-    begin_with(attached, found)
+    start_from(attached, found)
     for name, adapter in attached.adapters.items():
         np.testing.assert_allclose(adapter.delta().numpy(), updates[name], rtol=1e-4, atol=1e-5)
         assert (np.linalg.norm(adapter.down.numpy().reshape(5, -1), axis=1) > 0).all()
@@ -67,7 +67,7 @@ def test_a_larger_rank_computes_the_same_and_can_learn_more(net):
 def test_a_smaller_rank_keeps_the_largest_singular_values(net):
     found, updates = finished(net, rank=5)
     attached = put(net, rank=2, seed=9)
-    begin_with(attached, found)
+    start_from(attached, found)
     for name, adapter in attached.adapters.items():
         matrix = updates[name].reshape(len(updates[name]), -1).astype(np.float64)
         u, s, vt = np.linalg.svd(matrix, full_matrices=False)
@@ -80,7 +80,7 @@ def test_matrices_of_other_shapes_are_refused(net):
     with pytest.raises(
         ConfigError, match=r"lora.from: the matrices of a are of other shapes; set the keys of its kind"
     ):
-        begin_with(put(net, "lokr", factor=2), found)
+        start_from(put(net, "lokr", factor=2), found)
 
 
 def lora(rank=2, shape=(10, 12)):
@@ -104,8 +104,8 @@ def lora(rank=2, shape=(10, 12)):
 )
 def test_a_file_that_does_not_fit_is_told(found, kind, resize, words):
     with pytest.raises(ConfigError, match=f"lora.from: .*{words}"):
-        check_beginning(found, kind, {"a": 2}, SHAPES | {"b": (3, 4)}, resize)
+        require_fit_for_start(found, kind, {"a": 2}, SHAPES | {"b": (3, 4)}, resize)
 
 
 def test_ranks_and_layers_may_differ_where_it_is_resized():
-    assert check_beginning({"a": lora(3)}, "lora", {"a": 2, "conv": 2}, SHAPES, True) is None
+    assert require_fit_for_start({"a": lora(3)}, "lora", {"a": 2, "conv": 2}, SHAPES, True) is None

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flame_train.data import images
 from flame_train.data.dataset import Dataset, DatasetError
-from flame_train.data.decoded_sizes import remember, seen_images
+from flame_train.data.decoded_sizes import decoded_images, remember
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def scan(folder: Path, cache: Path) -> Dataset:
-    found = Dataset.scan(folder, seen=seen_images(cache))
+    found = Dataset.scan(folder, seen=decoded_images(cache))
     remember(cache, {item.sha256: item.size for item in found.items if item.plain})
     return found
 
@@ -80,7 +80,7 @@ def test_a_file_that_is_damaged_says_nothing(folder: Path, tmp_path: Path, decod
     decoded.clear()
     scan(folder, tmp_path)
     assert len(decoded) == 4
-    assert len(seen_images(tmp_path)) == 4
+    assert len(decoded_images(tmp_path)) == 4
 
 
 def test_any_changed_byte_is_seen(folder: Path, tmp_path: Path) -> None:
@@ -89,25 +89,25 @@ def test_any_changed_byte_is_seen(folder: Path, tmp_path: Path) -> None:
     raw = (tmp_path / "images.json").read_bytes()
     for place in range(0, len(raw), 7):
         (tmp_path / "images.json").write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
-        assert seen_images(tmp_path) == {}
+        assert decoded_images(tmp_path) == {}
 
 
 def test_what_other_decoders_saw_says_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan(folder, tmp_path)
     monkeypatch.setattr("flame_train.data.seen._DECODERS", "of tomorrow")
-    assert seen_images(tmp_path) == {}
+    assert decoded_images(tmp_path) == {}
 
 
 def test_datasets_that_share_a_cache_add_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remember(tmp_path, {"a": (8, 8)})
     remember(tmp_path, {"b": (9, 9)})
-    assert seen_images(tmp_path) == {"a": (8, 8), "b": (9, 9)}
+    assert decoded_images(tmp_path) == {"a": (8, 8), "b": (9, 9)}
     before = (tmp_path / "images.json").stat().st_mtime_ns
     remember(tmp_path, {"b": (9, 9)})
     assert (tmp_path / "images.json").stat().st_mtime_ns == before
     monkeypatch.setattr("flame_train.data.seen._MOST", 2)
     remember(tmp_path, {"c": (7, 7)})
-    assert seen_images(tmp_path) == {"c": (7, 7)}
+    assert decoded_images(tmp_path) == {"c": (7, 7)}
 
 
 def test_without_a_folder_or_room_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,4 +115,4 @@ def test_without_a_folder_or_room_nothing_is_kept(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "absent").exists()
     monkeypatch.setattr("flame_train.disk.atomic_write.free_bytes", lambda path: 0)
     remember(tmp_path, {"a": (8, 8)})
-    assert json.dumps(seen_images(tmp_path)) == "{}"
+    assert json.dumps(decoded_images(tmp_path)) == "{}"

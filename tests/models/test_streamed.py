@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from flame_train.config.load import from_options
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.engine import nn, no_grad
 from flame_train.engine.shape_run import H100, shape_run
 from flame_train.errors import ConfigError, DeviceFault
@@ -89,7 +89,7 @@ def test_captions_are_encoded_to_the_bits_of_resident_encoders(
     for share in (0.0, 1.0):
         encoding = Encoding(model.vae, model.text, "fp32", "fp32", "auto", Path(), streamed=share)
         with no_grad():
-            found.append(load_encoders(encoding, "cpu").captions([Reading("a red circle on a blue ground")])[0])
+            found.append(load_encoders(encoding, "cpu").captions([EncoderInput("a red circle on a blue ground")])[0])
     assert copied
     for name, array in found[0].items():
         np.testing.assert_array_equal(found[1][name], array)

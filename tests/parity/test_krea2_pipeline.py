@@ -11,7 +11,7 @@ from PIL import Image
 
 from flame_train.config.schema import LossSection, ModelSection, TextEncodersSection
 from flame_train.data.buckets import Placement
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.padding import collate
 from flame_train.data.views import View, ViewedImage
 from flame_train.engine import no_grad, tensor
@@ -140,7 +140,7 @@ def test_a_caption_beside_control_images_has_the_states_of_ai_toolkit(pipeline, 
     tokenizer, rng = pipeline.tokenizer, np.random.default_rng(0)
     pixels = [rng.integers(0, 256, (height, width, 3), np.uint8) for width, height in sizes]
     views = [View(Placement(x.shape[:2], x.shape[:2], x.shape[:2], 0, 0)) for x in pixels]
-    reading, given = Reading(PROMPT, tuple(ViewedImage(tmp_path, "", view) for view in views)), iter(pixels)
+    reading, given = EncoderInput(PROMPT, tuple(ViewedImage(tmp_path, "", view) for view in views)), iter(pixels)
     row = encoder.read(reading, lambda _: next(given))
     network = encoder.load(device="cpu", dtype="fp32", precision="auto")
     with no_grad():

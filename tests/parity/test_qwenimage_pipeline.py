@@ -12,7 +12,7 @@ from PIL import Image
 
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.padding import collate
 from flame_train.data.views import View, ViewedImage
 from flame_train.engine import no_grad, tensor
@@ -182,12 +182,16 @@ def test_the_training_loss_is_that_of_diffusers(pipeline, folder, tmp_path, off,
     for text, own in zip(texts, images, strict=True):
         files = [ViewedImage(tmp_path, "", View(Placement(x.shape[:2], x.shape[:2], x.shape[:2], 0, 0))) for x in own]
         given = iter(own)
-        row = encoder.read(Reading(text, tuple(files)), lambda _, given=given: next(given))
+        row = encoder.read(EncoderInput(text, tuple(files)), lambda _, given=given: next(given))
         with no_grad():
             made = encoder.encode(network, {name: tensor(a[None]) for name, a in row.items()})
             clean = [vae.encoder().start([vae.inputs(x)])()[0]["mean"] for x in own]
         kept = encoder.without_padding(row, {"qwen3": made["qwen3"].numpy()[0]})
-        assert len(kept["qwen3"]) == encoder.rows_of(Reading(text, tuple(files))) == int(made["qwen3_rows"].numpy()[0])
+        assert (
+            len(kept["qwen3"])
+            == encoder.rows_of(EncoderInput(text, tuple(files)))
+            == int(made["qwen3_rows"].numpy()[0])
+        )
         examples.append(kept | by_name(model.vae.seen(x) for x in clean))
     objective = model.objective(ModelSection(), LossSection(), "cpu")
     denoiser = model.load_denoiser(device="cpu", dtype="fp32")

@@ -140,7 +140,7 @@ def test_a_text_encoder_that_reads_images_has_states_of_each_caption_beside_each
     slider = '[preservation]\nkind = "slider"\npositive = "large"\nnegative = "small"\ntarget = "a shape"'
     path = config("qwenimage", '"before"', f"flip = true\n{slider}")
     plan = planned(path)
-    seen = [image for row in plan.samples.rows for view in range(2) for image in row.seen_beside(view)]
+    seen = [image for row in plan.samples.rows for view in range(2) for image in row.controls_beside(view)]
     assert len(set(seen)) == 2 * len(plan.samples.rows)
     read = plan.cache_keys().captions
     assert {reading.images for reading in read if reading.text == "large"} == {(image,) for image in seen}

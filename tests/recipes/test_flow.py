@@ -19,7 +19,7 @@ from flame_train.adapters.formats import from_file
 from flame_train.config.schema import Config, DataSection, ModelSection, SampleSection, TextEncodersSection
 from flame_train.config.updates import OutputSection, TrainSection
 from flame_train.data.choices import Choice
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.engine import functional as F
 from flame_train.engine import nn, tensor
 from flame_train.engine.mode import mode
@@ -85,8 +85,8 @@ def test_captions_encoded_by_a_t5_in_fewer_bits_are_others(
             output=OutputSection(dir=f"{drawn}-run"),
         )
         plan = planned(family, config)
-        found = load_encoders(plan.encoding, "cpu").captions([Reading("a red circle")])[0].values()
-        key = plan.encoding.keys(plan.samples, [Reading("a red circle")]).captions[Reading("a red circle")]
+        found = load_encoders(plan.encoding, "cpu").captions([EncoderInput("a red circle")])[0].values()
+        key = plan.encoding.keys(plan.samples, [EncoderInput("a red circle")]).captions[EncoderInput("a red circle")]
         made[key] = np.concatenate([np.ravel(a) for a in found]).astype(np.float64)
     exact, rounded = made.values()
     assert 0 < np.linalg.norm(rounded - exact) < near * np.linalg.norm(exact)

@@ -12,7 +12,7 @@ import pytest
 from flame_train import cli
 from flame_train.config.load import load_located
 from flame_train.data.choices import FIRST
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.engine.shape_run import H100
 from flame_train.run.check.check import check
 from flame_train.run.memory.prediction import predicted_memory
@@ -114,7 +114,7 @@ def test_a_class_stands_in_the_triggers_place(run: Run, tmp_path: Path) -> None:
     asked: list[str] = []
     plan.preserved.arrays(row, FIRST, lambda text: asked.append(text) or {"clip_l": np.zeros(1)})
     assert asked == [row.text(0).replace("sks", "shape")]
-    assert Reading(asked[0]) in plan.prompts
+    assert EncoderInput(asked[0]) in plan.prompts
 
 
 def test_memory_counts_the_further_rows(run: Run, tmp_path: Path, drawn: Path) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from flame_train.adapters.attach import at_strength, attach
 from flame_train.config.prompts import Prompt
 from flame_train.config.schema import Config, SampleSection
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.grid import grid, write_png
 from flame_train.engine import no_grad
 from flame_train.errors import ConfigError, Interrupted
@@ -37,7 +37,7 @@ def studio(small_config):
     model = plan.model
     with no_grad():
         encoders = load_encoders(plan.encoding, "cpu")
-        captions = {prompt: encoders.captions([Reading(prompt)])[0] for prompt in TEXTS}
+        captions = {prompt: encoders.captions([EncoderInput(prompt)])[0] for prompt in TEXTS}
     denoiser, vae = model.load_denoiser(device="cpu", dtype="fp32"), model.vae.load("fp32", "cpu")
 
     def images(prompts, stop=None, watched=None, **section):

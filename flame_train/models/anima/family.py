@@ -20,7 +20,7 @@ from flame_train.models.anima.transformer import Anima, AnimaArch
 from flame_train.models.common.family import Networks, Opening
 from flame_train.models.common.flow import FlowFamily, FlowModel
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 from flame_train.networks.files.part import JoinedPart, Part
 from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import Vae, VaeArch
@@ -82,7 +82,7 @@ class AnimaFamily(FlowFamily):
         }
     )
     small = "anima-tiny"
-    lesson = Lesson("a small Anima with random weights, whose images are noise")
+    lesson = QuickstartSpec("a small Anima with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> AnimaModel:
         if "text_conditioner" not in parts:

@@ -19,7 +19,7 @@ from flame_train.models.chroma.transformer import Chroma, ChromaArch
 from flame_train.models.common.family import Networks, Opening, published_name
 from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.networks.vae.vae import Vae, VaeArch
@@ -72,7 +72,7 @@ class ChromaFamily(FlowFamily):
         }
     )
     small = "chroma-tiny"
-    lesson = Lesson("a small Chroma with random weights, whose images are noise")
+    lesson = QuickstartSpec("a small Chroma with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> ChromaModel:
         return ChromaModel(

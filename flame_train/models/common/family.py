@@ -20,7 +20,7 @@ from flame_train.io.hub import placed
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
 from flame_train.models.common.model import Model
-from flame_train.models.common.small import Lesson, write_small
+from flame_train.models.common.small import QuickstartSpec, write_small
 from flame_train.models.common.training_adapter import with_adapter
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.part import Part
@@ -71,7 +71,7 @@ class Family(ABC):
     """The preset that `bench` adapts."""
     small: ClassVar[str]
     """The one of `published` that `quickstart` writes."""
-    lesson: ClassVar[Lesson]
+    lesson: ClassVar[QuickstartSpec]
     """What `quickstart` teaches."""
     licence: ClassVar[str] = ""
     """A sentence on what the published weights may not be used for; empty: they may be used for all."""

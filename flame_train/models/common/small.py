@@ -27,7 +27,7 @@ from flame_train.text_encoders.qwen3.tokenizer import bytes_alone
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class QuickstartSpec:
     """How a small base is taught: by which data, and by which settings.
 
     Attributes:

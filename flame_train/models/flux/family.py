@@ -19,7 +19,7 @@ from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, stated_in
 from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.flux import names
 from flame_train.models.flux.names import FLUX_FILES
 from flame_train.models.flux.transformer import Flux, FluxArch
@@ -143,7 +143,7 @@ class FluxFamily(FlowFamily):
         }
     )
     small = "flux-tiny"
-    lesson = Lesson("a small Flux.1 dev with random weights")
+    lesson = QuickstartSpec("a small Flux.1 dev with random weights")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> FluxModel:
         dev, clip_l = network_of(parts["transformer"], Flux).arch.guidance, ClipLKeys.of(opening.text)

@@ -25,7 +25,7 @@ from flame_train.models.common.flow import (
     networks_with_qwen3,
 )
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.flux2 import names
 from flame_train.models.flux2.names import FLUX2_FILES
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
@@ -106,7 +106,7 @@ class Flux2Family(FlowFamily):
         }
     )
     small = "flux2-tiny"
-    lesson = Lesson("a small FLUX.2 klein with random weights, whose images are noise")
+    lesson = QuickstartSpec("a small FLUX.2 klein with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Flux2Model:
         arch = network_of(parts["transformer"], Flux2).arch

@@ -20,7 +20,7 @@ from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, stated_in
 from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.flux2.family import control_placement
 from flame_train.models.flux3 import names
 from flame_train.models.flux3.names import FLUX3_FILES
@@ -103,7 +103,7 @@ class Flux3Family(FlowFamily):
         }
     )
     small = "flux3-tiny"
-    lesson = Lesson("a small FLUX.3 klein with random weights, whose images are noise")
+    lesson = QuickstartSpec("a small FLUX.3 klein with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Flux3Model:
         text = Qwen3Encoder.opened(

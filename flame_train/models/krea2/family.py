@@ -21,7 +21,7 @@ from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, says_distilled, stated_in
 from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.krea2 import names
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.names import KREA2_FILES
@@ -102,7 +102,7 @@ class Krea2Family(FlowFamily):
         }
     )
     small = "krea2-tiny"
-    lesson = Lesson("a small Krea 2 with random weights, whose images are noise")
+    lesson = QuickstartSpec("a small Krea 2 with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Krea2Model:
         taps = _taps(parts, stated_in(opening.base, "model_index.json"))
@@ -145,7 +145,7 @@ def _taps(parts: Mapping[str, Part], index: Stated) -> tuple[int, ...]:
     if len(taps) != expected or not fits or own != width:
         raise ModelFileError(
             f"{parts['text_encoder'].path}: expected a text encoder of width {width} with states after {expected} of "
-            f"its layers, found width {own}, {depth} layers, and states after {stated or list(taps)}; name the one that "
-            "belongs to the transformer"
+            f"its layers, found width {own}, {depth} layers, and states after {stated or list(taps)}; "
+            "name the one that belongs to the transformer"
         )
     return taps

@@ -21,7 +21,7 @@ from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, published_name, stated_in
 from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.qwenimage import names
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.names import QWENIMAGE_FILES
@@ -142,7 +142,7 @@ class QwenImageFamily(FlowFamily):
     )
     small = "qwen-image-tiny"
     licence = "The Qwen Research Licence allows no commercial use of the published Qwen-Image 2.1."
-    lesson = Lesson("a small Qwen-Image with random weights, whose images are noise", bucket_step=32)
+    lesson = QuickstartSpec("a small Qwen-Image with random weights, whose images are noise", bucket_step=32)
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> QwenImageModel:
         text = Qwen3VLEncoder.opened(

@@ -16,7 +16,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Opening, published_name
 from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.qwenimage.family import Schedule
 from flame_train.models.qwenimage1 import names
 from flame_train.models.qwenimage1.names import QWENIMAGE1_FILES
@@ -75,7 +75,7 @@ class QwenImage1Family(FlowFamily):
         }
     )
     small = "qwen-image-1-tiny"
-    lesson = Lesson("a small Qwen-Image 1 with random weights, whose images are noise")
+    lesson = QuickstartSpec("a small Qwen-Image 1 with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> QwenImage1Model:
         return QwenImage1Model(

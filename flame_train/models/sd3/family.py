@@ -17,7 +17,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Family, Networks, Opening
 from flame_train.models.common.flow import FlowModel
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.sd3 import names
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch, joined_context
 from flame_train.models.sd3.names import SD3_FILES
@@ -125,7 +125,7 @@ class Sd3Family(Family):
         }
     )
     small = "sd3-tiny"
-    lesson = Lesson("a small SD3.5 with random weights")
+    lesson = QuickstartSpec("a small SD3.5 with random weights")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Sd3Model:
         transformer = parts["transformer"].network

@@ -27,7 +27,7 @@ from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Family, Networks, Opening
 from flame_train.models.common.model import Example, Model, SamplingDefaults
-from flame_train.models.common.small import Lesson, copy_small_sdxl
+from flame_train.models.common.small import QuickstartSpec, copy_small_sdxl
 from flame_train.models.sdxl import names
 from flame_train.models.sdxl.names import SDXL_FILES
 from flame_train.models.sdxl.stated_unet import stated_prediction
@@ -167,7 +167,7 @@ class SdxlFamily(Family):
     # The adapted layers see only the words, so that captions of known things hardly meet the training. The loss is
     # weighed (min-SNR with a tiny gamma) towards the noisiest timesteps, where colours are decided. The numbers were
     # found in docs/log/small-sdxl.md.
-    lesson = Lesson(
+    lesson = QuickstartSpec(
         "a small SDXL that draws coloured shapes, and has never seen a Delft tile",
         "the base model is small: this shows that training works, not what SDXL can draw",
         repeats=4,

@@ -17,7 +17,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Networks, Opening, published_name, stated_in
 from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3
 from flame_train.models.common.model import SamplingDefaults
-from flame_train.models.common.small import Lesson
+from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.zimage import names
 from flame_train.models.zimage.names import ZIMAGE_FILES
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
@@ -75,7 +75,7 @@ class ZImageFamily(FlowFamily):
         }
     )
     small = "zimage-tiny"
-    lesson = Lesson("a small Z-Image with random weights, whose images are noise")
+    lesson = QuickstartSpec("a small Z-Image with random weights, whose images are noise")
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> ZImageModel:
         return ZImageModel(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flame_train.adapters.formats import from_file
-from flame_train.adapters.initial_lora import check_beginning
+from flame_train.adapters.initial_lora import require_fit_for_start
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import LayerSettings, apply_rules
 from flame_train.adapters.targets import layer_shapes, resolve
@@ -121,5 +121,5 @@ def initial_lora(
     shapes = layer_shapes(model.networks(trained))
     ranks = {n: own.rank or chosen.sizes(shapes[n], lora.rank, lora.alpha)[0] for n, own in layers.items()}
     kind = "lora" if chosen.name == "locon" else chosen.name
-    check_beginning(found, kind, ranks, {n: shapes[n] for n in found if n in shapes}, lora.from_resize)
+    require_fit_for_start(found, kind, ranks, {n: shapes[n] for n in found if n in shapes}, lora.from_resize)
     return found

@@ -87,7 +87,7 @@ def _look(samples: Samples, stop: StopRequest) -> _Seen:
 
 def _on_sheet(row: Sample, pixels: Pixels) -> Pixels:
     """A sample's thumbnail, with its control images before it."""
-    beside = [thumbnail(image.pixels()) for image in row.seen_beside(0)]
+    beside = [thumbnail(image.pixels()) for image in row.controls_beside(0)]
     return side_by_side([*beside, thumbnail(row.views[0].pixels(pixels))])
 
 

@@ -15,7 +15,7 @@ from flame_train.data.cache import DiskCache, Shapes
 from flame_train.data.choices import FIRST, Choice
 from flame_train.data.companion_files import latent_mask, loss_weights, refuse_black
 from flame_train.data.decoded_sizes import remember
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.samples import Sample
 from flame_train.data.views import ViewedImage
 from flame_train.disk.failpoint import fail_point
@@ -68,7 +68,7 @@ class Encoded:
         The arrays of dropped text encoders are zeros. Raises `DataError` if they are not in the cache any more.
         """
         row = self.plan.everything.rows[index]
-        text, beside = "" if choice.drop_caption else row.text(choice.text), row.seen_beside(choice.view)
+        text, beside = "" if choice.drop_caption else row.text(choice.text), row.controls_beside(choice.view)
         caption = self._cached(text, beside) | tokens_of(self.encoding.running, text, choice.dropped)
         zeros = {
             n: np.zeros_like(caption[n]) for encoder in sorted(choice.dropped) for n in self.outputs.get(encoder, ())
@@ -222,7 +222,9 @@ def _share(entries: Mapping[str, _T], group: ProcessGroup) -> dict[str, _T]:
     return {keys[i]: entries[keys[i]] for i in group.share(len(keys))}
 
 
-def _encode_captions(encoding: Encoding, cache: DiskCache, captions: Mapping[str, Reading], session: Session) -> None:
+def _encode_captions(
+    encoding: Encoding, cache: DiskCache, captions: Mapping[str, EncoderInput], session: Session
+) -> None:
     encoders = load_encoders(encoding, session.device)
     keys = list(captions)
     pipeline = Pipeline[str, Mapping[str, HostArrays]](

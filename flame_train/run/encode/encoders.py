@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.views import ViewedImage
 from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
@@ -55,7 +55,7 @@ class CaptionEncoders:
         return max(self._at_once.values(), default=1)
 
     def inputs(
-        self, reading: Reading, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
+        self, reading: EncoderInput, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
     ) -> dict[str, HostArrays]:
         """What `start` takes of a caption and its images: the inputs of each encoder, by its key."""
         return {encoder.key: encoder.read(reading, pixels) for encoder in self._encoders}
@@ -80,7 +80,7 @@ class CaptionEncoders:
 
         return wait
 
-    def captions(self, read: Sequence[Reading]) -> list[Example]:
+    def captions(self, read: Sequence[EncoderInput]) -> list[Example]:
         """The conditioning arrays of captions."""
         return self.start([self.inputs(reading) for reading in read])()
 

@@ -18,7 +18,7 @@ import numpy as np
 from flame_train.adapters.attach import Attached
 from flame_train.data.buckets import Size
 from flame_train.data.choices import FIRST
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.padding import collate
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.views import ViewedImage
@@ -201,7 +201,7 @@ def _pixels(sample: Sample) -> tuple[int, Size]:
     return each * sample.set.batch_size, bucket
 
 
-def _seen_pixels(reading: Reading) -> int:
+def _seen_pixels(reading: EncoderInput) -> int:
     return sum(math.prod(image.view.placement.bucket) for image in reading.images)
 
 
@@ -219,7 +219,7 @@ def encode_captions(plan: Plan) -> int:
         return 0
     with no_grad():
         captions = load_encoders(encoding, _DEVICE)
-        largest = max((*encoding.readings(plan.everything), *plan.prompts), key=_seen_pixels)
+        largest = max((*encoding.encoder_inputs(plan.everything), *plan.prompts), key=_seen_pixels)
         for _ in range(2):
             captions.start([captions.inputs(largest, _black)])()
     host = backend.host_bytes
@@ -329,7 +329,7 @@ def _example(plan: Plan, sample: Sample) -> Example:
     shape = plan.model.vae.latent_shape(sample.placement.bucket)
     latent = np.zeros(shape, np.float32)
     example = {"mean": latent, "logvar": latent} | _captions(plan) | plan.model.size_conditioning(sample.placement)
-    example |= blank(sample.seen_beside(0), plan.model.vae)
+    example |= blank(sample.controls_beside(0), plan.model.vae)
     weights = plan.everything.loss_weight_shape(shape)
     return example if weights is None else example | {LOSS_WEIGHT: np.zeros(weights, np.float32)}
 

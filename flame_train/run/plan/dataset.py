@@ -13,7 +13,7 @@ from flame_train.data.bucketed import BucketedDataset, assign_buckets
 from flame_train.data.buckets import BucketRule
 from flame_train.data.companion_files import refuse_black
 from flame_train.data.dataset import Dataset, DatasetError, Item
-from flame_train.data.decoded_sizes import seen_images
+from flame_train.data.decoded_sizes import decoded_images
 from flame_train.data.held_out import refuse_common, split
 from flame_train.data.samples import Samples, samples_of
 from flame_train.data.sets import DataSet, image_sets
@@ -36,7 +36,7 @@ def read_dataset(config: Config, stop: StopRequest) -> Samples:
     parts: list[tuple[DataSet, BucketedDataset]] = []
     read: list[tuple[DataSet, Sequence[Item]]] = []
     problems: list[str] = []
-    seen = seen_images(cache_folder(data))
+    seen = decoded_images(cache_folder(data))
     with Digests(user_cache("digests")) as digests:
         for own in image_sets(data, config.captions):
             try:

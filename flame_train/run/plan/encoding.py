@@ -19,7 +19,7 @@ import numpy as np
 from flame_train.config.schema import DataSection
 from flame_train.data.buckets import Placement
 from flame_train.data.cache import Shapes, cache_key, cache_keys
-from flame_train.data.encoder_input import Reading, readings
+from flame_train.data.encoder_input import EncoderInput, encoder_inputs
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import image_sets
 from flame_train.data.views import View, ViewedImage
@@ -59,7 +59,7 @@ class Keys:
 
     images: tuple[tuple[str, ...], ...]
     masks: tuple[tuple[str, ...], ...]
-    captions: Mapping[Reading, str]
+    captions: Mapping[EncoderInput, str]
     networks: Mapping[str, str]
     controls: tuple[tuple[tuple[str, ...], ...], ...]
     shown: Mapping[ViewedImage, str]
@@ -119,16 +119,16 @@ class Encoding:
         """Whether a text encoder reads control images beside a text."""
         return any(encoder.takes_images for encoder in self.text)
 
-    def reading(self, text: str, images: Sequence[ViewedImage]) -> Reading:
+    def reading(self, text: str, images: Sequence[ViewedImage]) -> EncoderInput:
         """What is read of a text beside these control images."""
-        return Reading(text, tuple(images) if self.takes_images else ())
+        return EncoderInput(text, tuple(images) if self.takes_images else ())
 
-    def readings(self, samples: Samples) -> dict[Reading, None]:
+    def encoder_inputs(self, samples: Samples) -> dict[EncoderInput, None]:
         """What is read of the captions of samples, and of the empty one, each once."""
-        rows = (each for row in samples.rows for each in readings(row, ("", *row.texts), self.takes_images))
-        return dict.fromkeys([Reading(""), *rows])
+        rows = (each for row in samples.rows for each in encoder_inputs(row, ("", *row.texts), self.takes_images))
+        return dict.fromkeys([EncoderInput(""), *rows])
 
-    def keys(self, samples: Samples, prompts: Sequence[Reading], shown: Sequence[ViewedImage] = ()) -> Keys:
+    def keys(self, samples: Samples, prompts: Sequence[EncoderInput], shown: Sequence[ViewedImage] = ()) -> Keys:
         """The keys of every array that training and sampling will read, over all that the array depends on."""
         with Digests(user_cache("digests")) as digests, ThreadPoolExecutor() as hashing:  # which leaves Python free
             image = hashing.submit(self.vae.part.digest, digests)
@@ -147,16 +147,18 @@ class Encoding:
 
         images = tuple(tuple(of_view(view)(row.item.sha256) for view in row.views) for row in samples.rows)
         controls = tuple(
-            tuple(tuple(map(of_image, row.seen_beside(view))) for view in range(len(row.views))) if row.controls else ()
+            tuple(tuple(map(of_image, row.controls_beside(view))) for view in range(len(row.views)))
+            if row.controls
+            else ()
             for row in samples.rows
         )
         masks = tuple(
             tuple(self._mask_key(row, view) for view in row.views) if row.item.mask else () for row in samples.rows
         )
-        wanted = self.readings(samples) | dict.fromkeys(prompts)
+        wanted = self.encoder_inputs(samples) | dict.fromkeys(prompts)
         of_text = cache_keys("text", cached, text)
 
-        def of_reading(reading: Reading) -> str:
+        def of_reading(reading: EncoderInput) -> str:
             parts = (reading.text, *map(of_image, reading.images))
             return of_text(hashlib.sha256("\0".join(parts).encode()).hexdigest())
 
@@ -183,7 +185,7 @@ class Encoding:
         """The arrays of any caption, as the cache keeps them: their names and shapes."""
         return {name: shape for encoder in self.text for name, shape in encoder.kept.items()}
 
-    def bytes_of(self, samples: Samples, prompts: Sequence[Reading], shown: Sequence[ViewedImage] = ()) -> int:
+    def bytes_of(self, samples: Samples, prompts: Sequence[EncoderInput], shown: Sequence[ViewedImage] = ()) -> int:
         """What the cache takes on disk with everything encoded, but for the headers of its files."""
         images: dict[tuple[str, str], int] = {}
         for row in samples.rows:
@@ -191,16 +193,16 @@ class Encoding:
             mask = 4 * math.prod(self.mask_shapes(row.placement)["mask"]) if row.item.mask else 0
             images |= {(row.item.sha256, repr(view.settings)): latents + mask for view in row.views}
             views = range(len(row.views)) if row.controls else ()
-            for image in (each for view in views for each in row.seen_beside(view)):
+            for image in (each for view in views for each in row.controls_beside(view)):
                 images.setdefault((image.sha256, repr(image.view.settings)), self.image_bytes(image.view.placement))
         images |= {(each.sha256, repr(each.view.settings)): self.image_bytes(each.view.placement) for each in shown}
-        return sum(images.values()) + self.captions_bytes({*self.readings(samples), *prompts})
+        return sum(images.values()) + self.captions_bytes({*self.encoder_inputs(samples), *prompts})
 
     def image_bytes(self, placement: Placement) -> int:
         """What the arrays of an image take: fp32."""
         return 4 * sum(map(math.prod, self.image_shapes(placement).values()))
 
-    def captions_bytes(self, read: Collection[Reading]) -> int:
+    def captions_bytes(self, read: Collection[EncoderInput]) -> int:
         """What the arrays of captions take, of those kept without padding the rows of their own tokens alone."""
         total = 0
         for encoder in self.text:
@@ -219,7 +221,7 @@ class Encoding:
             made |= {name: made[name].astype(dtype, copy=False) for name in encoder.outputs}
         return made
 
-    def longest(self, read: Collection[Reading]) -> dict[str, int]:
+    def longest(self, read: Collection[EncoderInput]) -> dict[str, int]:
         """The rows of the longest text, by the array that is kept without padding."""
         return {name: max(map(encoder.rows_of, read)) for encoder in self.text for name in encoder.paddings}
 

@@ -9,7 +9,7 @@ from typing import Final
 from flame_train.config.schema import Config
 from flame_train.config.updates import OptimizerSection
 from flame_train.data.captions import hidden
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.order import BatchSchedule
 from flame_train.data.samples import Samples
 from flame_train.data.sets import DataSet
@@ -89,7 +89,7 @@ def notice_copies(order: BatchSchedule, sizes: Sequence[int]) -> None:
         )
 
 
-def notice_long_texts(model: Model, what: str, read: Sequence[Reading]) -> None:
+def notice_long_texts(model: Model, what: str, read: Sequence[EncoderInput]) -> None:
     """Texts whose end no encoder sees."""
     cut, encoder = too_long(model.text, read)
     if cut and encoder is not None:

@@ -15,7 +15,7 @@ from flame_train.config.located import ConfigWithSource, together
 from flame_train.config.prompt_flags import unread
 from flame_train.config.schema import Config
 from flame_train.config.updates import LONGEST_RUN
-from flame_train.data.encoder_input import Reading, readings
+from flame_train.data.encoder_input import EncoderInput, encoder_inputs
 from flame_train.data.order import BatchSchedule
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import image_sets
@@ -58,7 +58,7 @@ class Plan:
     samples: Samples
     held_out: Samples = field(default_factory=lambda: Samples((), ()))
     requests: tuple[Request, ...] = ()
-    prompts: tuple[Reading, ...] = ()
+    prompts: tuple[EncoderInput, ...] = ()
     text_rows: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -164,22 +164,22 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     checked = _with_steps(checked, order.batches_per_epoch, processes)
     notice_batch_size(order)
     encoding, preserved = Encoding.of(checked), Preserved.of(config, samples)
-    captions = (encoding.reading(text, row.seen_beside(0)) for row in whole.rows for text in row.texts)
+    captions = (encoding.reading(text, row.controls_beside(0)) for row in whole.rows for text in row.texts)
     notice_long_texts(model, "caption", list(dict.fromkeys(captions)))
     notice_long_texts(model, "prompt", [encoding.reading(request.text, request.images) for request in requests])
     if told := unread(request.text for request in requests):
         _LOG.warning("%s", told)
     prompts = _prompts(encoding, requests, samples.rows, preserved)
-    rows = encoding.longest({*encoding.readings(samples.joined(held_out)), *prompts})
+    rows = encoding.longest({*encoding.encoder_inputs(samples.joined(held_out)), *prompts})
     return Plan(checked, samples, held_out, requests, prompts, rows)
 
 
 def _prompts(
     encoding: Encoding, requests: Sequence[Request], rows: Sequence[Sample], preserved: Preserved
-) -> tuple[Reading, ...]:
+) -> tuple[EncoderInput, ...]:
     """Lists what is read for sampling and preservation, each once."""
     sampled = (encoding.reading(text, request.images) for request in requests for text in texts_of([request]))
-    further = (each for row in rows for each in readings(row, preserved.texts(row), encoding.takes_images))
+    further = (each for row in rows for each in encoder_inputs(row, preserved.texts(row), encoding.takes_images))
     return tuple(dict.fromkeys((*sampled, *further)))
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from flame_train.data.encoder_input import readings
+from flame_train.data.encoder_input import encoder_inputs
 from flame_train.data.samples import Samples
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.io.digests import Digests
@@ -35,7 +35,9 @@ def dataset_digest(samples: Samples, keys: Keys) -> str:
     Of captions that are not cached the text counts; the text encoders have a hash of their own.
     """
     images = any(reading.images for reading in keys.captions)
-    texts = ([keys.captions.get(each, each.text) for each in readings(row, row.texts, images)] for row in samples.rows)
+    texts = (
+        [keys.captions.get(each, each.text) for each in encoder_inputs(row, row.texts, images)] for row in samples.rows
+    )
     beside = ([key for view in views for key in view] for views in keys.controls)
     parts = zip(samples.names, keys.images, texts, keys.masks, beside, strict=False)
     rows = (  # what is held out comes last among the keys, and does not count

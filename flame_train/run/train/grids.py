@@ -25,7 +25,7 @@ from flame_train.errors import Interrupted, OtherRankFailed, is_device_failure
 from flame_train.io.runfolder import RunFolder
 from flame_train.models.common.model import Denoiser, Example, Model
 from flame_train.networks.streaming import StreamedWeights
-from flame_train.networks.swapped_weights import Borrowed
+from flame_train.networks.swapped_weights import SwappedWeights
 from flame_train.networks.vae.autoencoder import LoadedVae
 from flame_train.run.check.check import storage_of
 from flame_train.run.encode.encode import Encoded
@@ -147,7 +147,7 @@ def best_effort(sample_images: Callable[[int], None]) -> Callable[[int], None]:
     return attempt
 
 
-def load_preview(model: Model, config: Config, denoiser: Denoiser, device: str) -> tuple[Denoiser, Borrowed]:
+def load_preview(model: Model, config: Config, denoiser: Denoiser, device: str) -> tuple[Denoiser, SwappedWeights]:
     """The loaded denoiser of `model`, which waits in host memory, and what lends it the place of the base's.
 
     Args:
@@ -166,7 +166,7 @@ def load_preview(model: Model, config: Config, denoiser: Denoiser, device: str) 
         guidance_scale=config.loss.guidance_scale,
         streamed=model.network.named_blocks(),
     )
-    return replace(made, text=denoiser.text), Borrowed(made.network, denoiser.network, _on_host(made.network))
+    return replace(made, text=denoiser.text), SwappedWeights(made.network, denoiser.network, _on_host(made.network))
 
 
 def _on_host(network: Any) -> frozenset[int]:
@@ -177,7 +177,7 @@ def _on_host(network: Any) -> frozenset[int]:
 
 
 def sampling_with(
-    attached: Attached, denoiser: Denoiser, preview: tuple[Denoiser, Borrowed] | None, trained: Collection[str]
+    attached: Attached, denoiser: Denoiser, preview: tuple[Denoiser, SwappedWeights] | None, trained: Collection[str]
 ) -> tuple[Denoiser, Callable[[float], AbstractContextManager[nn.Module]]]:
     """The denoiser that samples images, and a context in which its adapters act so strongly.
 

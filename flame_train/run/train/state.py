@@ -11,7 +11,7 @@ import numpy as np
 
 from flame_train.adapters.attach import Attached, attach
 from flame_train.adapters.dropping import Chances
-from flame_train.adapters.initial_lora import begin_with
+from flame_train.adapters.initial_lora import start_from
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.rules import LayerSettings, rates
 from flame_train.config.schema import Config, LossSection
@@ -53,7 +53,7 @@ def loaded(
         settings=plan.checked.layer_settings,
         per_sample_sign=plan.preserved.kind.per_sample_sign,
     )
-    begin_with(attached, initial)
+    start_from(attached, initial)
     state = make_state(denoiser, attached, c, session, plan.checked.layer_settings, plan.preserved.kind, earlier)
     return denoiser, attached, state
 

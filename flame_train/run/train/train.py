@@ -150,7 +150,7 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
     def example(epoch: int, index: int, draw: int) -> Example:
         choice = choices.of(epoch, index, draw)
         row = plan.samples.rows[index]
-        further = partial(encoded.further, images=row.seen_beside(choice.view))
+        further = partial(encoded.further, images=row.controls_beside(choice.view))
         return encoded.example(index, choice) | preserved.arrays(row, choice, further)
 
     return Loader(

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from flame_train.data.buckets import Size
-from flame_train.data.encoder_input import Reading
+from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.views import ViewedImage
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
@@ -168,7 +168,7 @@ class Qwen3VLEncoder(Qwen3Encoder):
         return MessageWithImages(self.template, self.marks, self.tokenizer)
 
     def read(
-        self, reading: Reading, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
+        self, reading: EncoderInput, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
     ) -> dict[str, np.ndarray[Any, Any]]:
         if not reading.images:
             return super().read(reading, pixels)
@@ -176,7 +176,7 @@ class Qwen3VLEncoder(Qwen3Encoder):
         images = {f"image{i}": self._scaled(pixels(image)) for i, image in enumerate(reading.images, 1)}
         return {"ids": own.ids, "mask": own.mask, **images}
 
-    def _tokens(self, reading: Reading) -> TokenRow:
+    def _tokens(self, reading: EncoderInput) -> TokenRow:
         places = [self.marks.places(image.view.placement.bucket) for image in reading.images]
         return self._message.tokens(reading.text, self.length, places)
 
@@ -187,10 +187,10 @@ class Qwen3VLEncoder(Qwen3Encoder):
             return pixels
         return np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
 
-    def cuts(self, reading: Reading) -> bool:
+    def cuts(self, reading: EncoderInput) -> bool:
         return self._tokens(reading).truncated > 0 if reading.images else super().cuts(reading)
 
-    def rows_of(self, reading: Reading) -> int:
+    def rows_of(self, reading: EncoderInput) -> int:
         if not reading.images:
             return super().rows_of(reading)
         own = np.count_nonzero(self._tokens(reading).mask[self._unseen :])
