@@ -187,15 +187,6 @@ class DiskCache:
             return [each.name for each in inside if _PART.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
         return []
 
-    def get_or_make(self, key: str, make: Callable[[], Mapping[str, np.ndarray[Any, Any]]]) -> Arrays:
-        """Returns the entry's arrays; if it is missing or damaged, `make()` is called once and its result kept."""
-        arrays = self.get(key)
-        if arrays is not None:
-            return arrays
-        new = dict(make())
-        self.put(key, new)
-        return new
-
 
 def _question(shapes: Shapes | None) -> str:
     """Says what the digests are asked about an entry, besides its path, which has its key."""

@@ -182,27 +182,6 @@ def _repeats_of(items: Sequence[int], repeats: Sequence[int]) -> Repeats:
     return whose, np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def epoch_batches(
-    bucket_of: Sequence[Bucket],
-    repeats: int | Sequence[int],
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    *,
-    fill: bool = True,
-) -> list[Batch]:
-    """Returns the batches of one epoch: `BatchSchedule(...).epoch(epoch)` as a list.
-
-    Args:
-        bucket_of, repeats, batch_size, seed, fill: as in `BatchSchedule`.
-        epoch: the number of the epoch, from 0.
-
-    Returns:
-        The batches in order.
-    """
-    return list(BatchSchedule(bucket_of, repeats, batch_size, seed, fill=fill).epoch(epoch))
-
-
 def caption_dropped(probability: float, seed: int, epoch: int, index: int, draw: int = 0, part: str = "") -> bool:
     """Says whether a sample is seen without its caption; a pure function of the arguments.
 

@@ -105,11 +105,6 @@ class Samples:
         """Whether any image has a mask."""
         return any(row.item.mask is not None for row in self.rows)
 
-    @property
-    def controlled(self) -> bool:
-        """Whether any image has control images."""
-        return any(row.controls for row in self.rows)
-
     @cached_property
     def weighted(self) -> bool:
         """Whether the loss of any image has a weight."""

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_train.data.order import Batch, BatchSchedule, caption_dropped, epoch_batches, permutation
+from flame_train.data.order import Batch, BatchSchedule, Bucket, caption_dropped, permutation
 
 BUCKETS = [(64, 64), (64, 128), (128, 64)]
 BUCKET_LISTS = st.lists(st.sampled_from(BUCKETS), min_size=1, max_size=40)
@@ -20,6 +21,12 @@ SEEDS = st.integers(0, 2**63)
 
 
 ITEMS = st.lists(st.tuples(st.sampled_from(BUCKETS), st.integers(1, 4)), min_size=1, max_size=40)
+
+
+def epoch_batches(
+    bucket_of: Sequence[Bucket], repeats: int | Sequence[int], size: int, seed: int, epoch: int, fill: bool = True
+) -> list[Batch]:
+    return list(BatchSchedule(bucket_of, repeats, size, seed, fill=fill).epoch(epoch))
 
 
 @given(ITEMS, st.integers(1, 7), SEEDS, st.integers(0, 1000), st.booleans())
@@ -134,7 +141,7 @@ def philox4x64(key: list[int], count: int) -> list[int]:
 def test_same_in_another_process() -> None:
     code = (
         "from flame_train.data.order import *; "
-        "print(epoch_batches([(64, 64), (64, 128)] * 10, 2, 3, 42, 7), "
+        "print(list(BatchSchedule([(64, 64), (64, 128)] * 10, 2, 3, 42).epoch(7)), "
         "[caption_dropped(0.3, 42, 7, i) for i in range(50)])"
     )
     outputs = set()

@@ -28,7 +28,6 @@ from .table import (
 
 _MODELS: Final = named_by("sd-scripts") | named_by("sd-scripts types")
 HUBERS: Final = ("huber", "smooth_l1")
-SPAN: Final = ("min_timestep", "max_timestep")
 
 
 def loss(value: Any, source: Source) -> Any:
