@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.adapters.targets import LayerSettings
 from flame_train.engine import Parameter, Tensor, nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import compute_dtype, float32
@@ -24,7 +25,6 @@ from .factors import Array
 from .file_form import UP
 from .kinds import ADAPTERS, Adapter, AdapterKind, Factors, Layer, Make
 from .kinds.lora import Lora
-from .rules import LayerSettings
 
 MakeAnywhere = Callable[[str, Array, str], Parameter]
 """Makes a parameter from its name, fp32 values on the host, and a device: an arena may place it."""

@@ -9,7 +9,7 @@ from functools import partial
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.key_rules import address_problem, checkpoint_blocks_problem, offload_problem
 from flame_train.config.keys import keys
-from flame_train.config.memory import budget_problem
+from flame_train.config.memory_budget import budget_problem
 from flame_train.config.prompts import Prompt
 from flame_train.config.schema import REPEATED, Config
 from flame_train.data.buckets import BucketRule

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.adapters.rules import Rule
-from flame_train.config.memory import MemorySection
+from flame_train.adapters.targets import Rule
+from flame_train.config.memory_budget import MemorySection
 from flame_train.config.repeated import CheckpointSection, Repeated, SampleSection, ValidationSection
 from flame_train.config.updates import (
     GradientSection,

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.data.files import read_bytes
+from flame_train.data.file_reading import read_bytes
 from flame_train.errors import DataError, shown
 
 MAX_CAPTION_BYTES = 64 * 1024

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.data.image_formats import IMAGE_ENDINGS, IMAGES
 from flame_train.data.images import alpha_and_orientation, load_alpha, load_mask
-from flame_train.data.sniff import IMAGE_ENDINGS, IMAGES
 from flame_train.data.walk import list_files, matcher
 from flame_train.errors import DataError, shown
 

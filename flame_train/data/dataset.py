@@ -17,9 +17,9 @@ from typing import Literal, Self
 
 from flame_train.data.caption_files import CAPTION_ENDINGS, CaptionFiles, CaptionRule
 from flame_train.data.companion_files import Control, ControlFolder, Mask, find_mask, mask_names, masks_in
+from flame_train.data.image_formats import IMAGE_ENDINGS, IMAGES
 from flame_train.data.images import Animated, ImageInfo, alpha_and_orientation, load_alpha, probe, quiet_decoders
 from flame_train.data.problems import grouped
-from flame_train.data.sniff import IMAGE_ENDINGS, IMAGES
 from flame_train.data.walk import Listing, list_files, matcher
 from flame_train.errors import DataError, counted, shown
 from flame_train.io.digests import Digests

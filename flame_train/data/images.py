@@ -1,27 +1,30 @@
 """An image file becomes upright 8-bit sRGB pixels, or a DataError that names file, cause and remedy.
 
 Never a guess: what has no defined colour (floats outside 0..1, LAB, unknown 32-bit ranges) is refused.
-Pillow decodes; its known traps are dealt with here and in `sniff` and `colour`.
+Pillow decodes; its known traps are dealt with here and in `image_formats` and `colour`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
+import PIL
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from flame_train.data import sniff
+from flame_train.data import image_formats
 from flame_train.data.buckets import Size
 from flame_train.data.colour import WHITE, alpha_of, has_alpha, inverted, to_rgb, values_of, white_is_zero
-from flame_train.data.files import read_bytes
-from flame_train.errors import DataError, shown
+from flame_train.data.file_reading import read_bytes
+from flame_train.errors import DataError, OutputError, shown
+from flame_train.io.checked_json import read_checked, write_checked
 from flame_train.io.digests import Digests
 
 MAX_PIXELS = 89_478_485  # Pillow's own bound, at which it only warns: 256 MiB of RGB
@@ -159,12 +162,12 @@ def _loaded(
     """As `load_image`, of a file's bytes."""
     if not data:
         raise DataError(f"{label}: the file is empty (zero bytes): copy or download it again")
-    format_name = sniff.sniff(data)
-    if format_name not in sniff.IMAGES:
-        raise DataError(f"{label}: {sniff.refusal(format_name)}")
+    format_name = image_formats.sniff(data)
+    if format_name not in image_formats.IMAGES:
+        raise DataError(f"{label}: {image_formats.refusal(format_name)}")
     if format_name == "PNG":
-        sniff.check_png(data, label)
-    _refuse_bomb(sniff.declared_pixels(data, format_name), label)
+        image_formats.check_png(data, label)
+    _refuse_bomb(image_formats.declared_pixels(data, format_name), label)
     notices: list[str] = []
     try:
         pixels, size, mode = _decode(data, format_name, label, animated, content, background, notices, small)
@@ -258,3 +261,27 @@ def _refuse_bomb(pixels: int, label: str) -> None:
 
 def _bomb_text() -> str:
     return f"more than {MAX_PIXELS:,} pixels (a decompression bomb, or far too large): shrink or remove it"
+
+
+_NAME: Final = "images.json"
+_DECODERS: Final = f"1 Pillow {PIL.__version__}"  # the number is raised where `data/images.py` judges otherwise
+_MOST: Final = 1_000_000  # images of all datasets that share a cache
+
+
+def decoded_images(folder: Path) -> dict[str, Size]:
+    """(height, width) by SHA-256 in hex, of the remembered images."""
+    content = read_checked(folder / _NAME)
+    try:
+        return {name: (h, w) for name, (h, w) in content["images"].items()} if content["by"] == _DECODERS else {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def remember(folder: Path, images: Mapping[str, Size]) -> None:
+    """Note the sizes of images that were decoded. A disk without room for that costs the next start its time."""
+    known = decoded_images(folder)
+    if images.items() <= known.items() or not folder.is_dir():
+        return
+    sizes = {**(known if len(known) + len(images) <= _MOST else {}), **images}
+    with contextlib.suppress(OutputError):
+        write_checked(folder / _NAME, {"by": _DECODERS, "images": dict(sorted(sizes.items()))})

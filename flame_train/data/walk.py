@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flame_train.data.files import special_kind
+from flame_train.data.file_reading import special_kind
 from flame_train.errors import DataError, shown
 
 

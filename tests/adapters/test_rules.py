@@ -7,7 +7,7 @@ import pytest
 
 from flame_train.adapters.attach import attach
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.adapters.rules import LayerSettings, Rule, apply_rules, rates
+from flame_train.adapters.targets import LayerSettings, Rule, apply_rules, rates
 from flame_train.config.load import from_options
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences

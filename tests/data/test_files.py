@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flame_train.data.files import read_bytes
+from flame_train.data.file_reading import read_bytes
 from flame_train.errors import DataError
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flame_train.data import images
 from flame_train.data.dataset import Dataset, DatasetError
-from flame_train.data.decoded_sizes import decoded_images, remember
+from flame_train.data.images import decoded_images, remember
 
 
 @pytest.fixture

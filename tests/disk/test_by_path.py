@@ -23,7 +23,7 @@ ALLOWED = {
     ("config/parse.py", "path.open"): "reads a config",
     ("config/prompt_files.py", "Path(path).open"): "reads a list of prompts",
     ("data/cache.py", "os.open"): "reads an entry, which its checksum must fit",
-    ("data/files.py", "os.open"): "reads an image",
+    ("data/file_reading.py", "os.open"): "reads an image",
     ("io/gguf.py", "open"): "reads a model",
     ("io/safetensors.py", "open"): "reads a model",
     ("models/sdxl/stated_unet.py", "scheduler.open"): "reads a model",

@@ -15,7 +15,7 @@ from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Source
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
-from flame_train.networks.files.parts import Native
+from flame_train.networks.files.build_parts import Native
 
 pytestmark = pytest.mark.parity
 SHAPES = [(8, 64), (5, 7), (96, 200)]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.config.memory import bytes_of
+from flame_train.config.memory_budget import bytes_of
 from flame_train.config.schema import Config
 from flame_train.engine.backend import get_backend
 from flame_train.engine.shape_run import H100, RTX_3090, shape_run

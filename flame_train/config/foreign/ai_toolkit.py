@@ -7,16 +7,16 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Final
 
+from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
-from . import samples
+from . import sample_prompts
 from .conversions import (
     sampled,
     sides_of,
     trained,
 )
-from .rows import read_table
 from .table import (
     NOTHING,
     Changed,
@@ -359,7 +359,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "model.layer_offloading": offloaded,
         "model.layer_offloading_text_encoder_percent": text_offloaded,
         "sample.sample_every": lambda v, s: 0 if s.get("train.disable_sampling") else updates(v, s),
-        "prompts": samples.of_ai_toolkit,
+        "prompts": sample_prompts.of_ai_toolkit,
         "sample.neg": negative,
         "sample.walk_seed": lambda v, s: NOTHING if v else Lost("each image of a grid has the next seed"),
         "is_reg": regularization,

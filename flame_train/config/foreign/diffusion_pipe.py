@@ -7,6 +7,7 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Final
 
+from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
@@ -21,7 +22,6 @@ from .conversions import (
     swapped,
     trained,
 )
-from .rows import read_table
 from .table import (
     NOTHING,
     Changed,

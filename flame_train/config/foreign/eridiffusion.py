@@ -7,10 +7,10 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Final
 
+from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
-from .rows import read_table
 from .table import (
     Convert,
     Program,

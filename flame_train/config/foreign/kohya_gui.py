@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from flame_train.config.command_line import options_of
+from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
@@ -22,7 +23,6 @@ from . import sd_scripts
 from .conversions import (
     number,
 )
-from .rows import read_table
 from .sd_scripts import datasets_of, source_of
 from .table import (
     Program,

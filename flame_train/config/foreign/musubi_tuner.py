@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from flame_train.config.command_line import SCRIPT
+from flame_train.config.foreign.read_rows import optimizer_rows, read_table
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
@@ -19,7 +20,6 @@ from .conversions import (
     sampled_as_flux,
     swapped,
 )
-from .rows import optimizer_rows, read_table
 from .sd_scripts import flat, of_config_file, unpacked
 from .table import (
     NOTHING,

@@ -7,17 +7,17 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Final
 
+from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
 from . import onetrainer_values as own
-from . import samples
+from . import sample_prompts
 from .conversions import (
     one_of,
     to_number,
     unless_off,
 )
-from .rows import read_table
 from .table import (
     NOTHING,
     Convert,
@@ -135,7 +135,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "sample_after": own.interval("sample.every", "sample_after_unit"),
         "save_every": own.interval("checkpoint.every", "save_every_unit"),
         "backup_after": own.interval("checkpoint.every", "backup_after_unit"),
-        "samples": samples.of_onetrainer,
+        "samples": sample_prompts.of_onetrainer,
         "with_masks": own.with_masks,
         "unmasked_probability": own.unmasked,
         "validate_after": own.validated,

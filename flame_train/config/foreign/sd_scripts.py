@@ -12,11 +12,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from flame_train.config.command_line import SCRIPT
-from flame_train.data.sniff import IMAGE_ENDINGS
+from flame_train.config.foreign.read_rows import read_table
+from flame_train.data.image_formats import IMAGE_ENDINGS
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
-from . import samples
+from . import sample_prompts
 from . import sd_scripts_networks as networks
 from . import sd_scripts_values as own
 from .conversions import (
@@ -29,7 +30,6 @@ from .conversions import (
     unless_off,
     where,
 )
-from .rows import read_table
 from .table import (
     NOTHING,
     Changed,
@@ -348,7 +348,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "ip_noise_gamma_random_strength": own.with_("ip_noise_gamma"),
         "save_n_epoch_ratio": own.saved,
         "(checkpoints)": own.kept,
-        "sample_prompts": samples.of_sd_scripts,
+        "sample_prompts": sample_prompts.of_sd_scripts,
         "(samples)": own.unsampled,
         "output_dir": lambda v, s: f"{v}/{s.get('output_name')}" if s.get("output_name") else v,
         "save_model_as": one_of({"safetensors": "kohya", None: "kohya"}, "files are always safetensors here"),

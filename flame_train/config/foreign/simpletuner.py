@@ -7,6 +7,7 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Final
 
+from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import family_data, named_by
 
@@ -24,7 +25,6 @@ from .conversions import (
     warmup,
     where,
 )
-from .rows import read_table
 from .table import (
     NOTHING,
     Changed,

@@ -18,7 +18,7 @@ from flame_train.models.anima import names
 from flame_train.models.anima.names import ANIMA_FILES
 from flame_train.models.anima.transformer import Anima, AnimaArch
 from flame_train.models.common.family import Networks, Opening
-from flame_train.models.common.flow import FlowFamily, FlowModel
+from flame_train.models.common.flow_model import FlowFamily, FlowModel
 from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec
 from flame_train.networks.files.part import JoinedPart, Part

@@ -17,9 +17,9 @@ from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.anima.transformer import MODULATIONS, Anima, AnimaArch
+from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.marks import JOINT, LoraMark, Mark, Marks, Width
-from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import LORA_PREFIXES, component_of_table, lora_component
 from flame_train.networks.vae.names_qwen import qwen_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch

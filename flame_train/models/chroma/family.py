@@ -17,7 +17,7 @@ from flame_train.models.chroma import names
 from flame_train.models.chroma.names import CHROMA_FILES
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
 from flame_train.models.common.family import Networks, Opening, published_name
-from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
+from flame_train.models.common.flow_model import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
 from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec
 from flame_train.networks.files.part import Part

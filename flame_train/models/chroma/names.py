@@ -14,9 +14,9 @@ from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
 from flame_train.models.flux.names import blocks_to_diffusers
+from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.marks import LoraMark, Mark, Marks
-from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import component_of_table, lora_component
 from flame_train.networks.vae.names import VAE
 from flame_train.networks.vae.vae import Vae, VaeArch

@@ -23,8 +23,8 @@ from flame_train.io.digests import Digests
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weight_files import StoredNf4, Weights
 from flame_train.io.weights import open_weights
+from flame_train.networks.files.build_parts import Native
 from flame_train.networks.files.part import Part, Unchanged
-from flame_train.networks.files.parts import Native
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

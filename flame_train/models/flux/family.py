@@ -17,7 +17,7 @@ from flame_train.errors import DataError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, stated_in
-from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
+from flame_train.models.common.flow_model import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
 from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.flux import names

@@ -18,7 +18,7 @@ from flame_train.errors import DataError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, says_distilled
-from flame_train.models.common.flow import (
+from flame_train.models.common.flow_model import (
     DOUBLE_SINGLE_PRESETS,
     DistillableModel,
     FlowFamily,

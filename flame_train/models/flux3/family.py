@@ -18,7 +18,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, stated_in
-from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
+from flame_train.models.common.flow_model import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.flux2.family import control_placement

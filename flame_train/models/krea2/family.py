@@ -19,7 +19,7 @@ from flame_train.errors import ModelFileError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, says_distilled, stated_in
-from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3
+from flame_train.models.common.flow_model import DistillableModel, FlowFamily, networks_with_qwen3
 from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.krea2 import names

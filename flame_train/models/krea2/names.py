@@ -14,9 +14,9 @@ from flame_train.io.lora_names import LoraFamily, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.transformer import Krea2
+from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.marks import LoraMark, Mark, Marks, Ratio
-from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import component_of_table, lora_component
 from flame_train.networks.vae.names_qwen import qwen_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch

@@ -19,7 +19,7 @@ from flame_train.errors import DataError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, published_name, stated_in
-from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
+from flame_train.models.common.flow_model import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.qwenimage import names

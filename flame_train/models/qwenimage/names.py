@@ -15,9 +15,9 @@ from flame_train.io.lora_names import LoraFamily, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.transformer import QwenImage
+from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.marks import JOINT, LoraMark, Mark, Marks, Width
-from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import component_of_table, lora_component
 from flame_train.networks.vae.names_qwen import nested_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch

@@ -14,7 +14,7 @@ from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import Shift, dynamic_sigmas
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Opening, published_name
-from flame_train.models.common.flow import FlowFamily, FlowModel, networks_with_qwen3
+from flame_train.models.common.flow_model import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.qwenimage.family import Schedule

@@ -11,9 +11,9 @@ from flame_train.io.lora_names import LoraFamily, modules_as_they_are
 from flame_train.io.resolve import Layout
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
+from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.marks import LoraMark, Mark, Marks
-from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import lora_component, transformer_component
 from flame_train.networks.vae.names_qwen import qwen_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch

@@ -15,7 +15,7 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Family, Networks, Opening
-from flame_train.models.common.flow import FlowModel
+from flame_train.models.common.flow_model import FlowModel
 from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.sd3 import names

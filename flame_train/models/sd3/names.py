@@ -14,9 +14,9 @@ from flame_train.io.keymap import KeyMap, Shape, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
+from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.marks import JOINT, LoraMark, Mark, Marks, Shapes, Width, dim, joint_loras
-from flame_train.networks.files.parts import built_by
 from flame_train.networks.transformer_files import lora_component, transformer_component, transformer_layouts
 from flame_train.networks.vae.names import VAE
 from flame_train.networks.vae.vae import Vae, VaeArch

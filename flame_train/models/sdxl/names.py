@@ -13,9 +13,9 @@ from flame_train.io.resolve import Component, Layout
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.sdxl.names_unet import SDXL_LEVELS, UNET_MODULES, UNetLevels, unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet, UNetArch
+from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.marks import LoraMark, Mark, Marks, Shape, Shapes, Width, dim
-from flame_train.networks.files.parts import built_by
 from flame_train.networks.vae.names import VAE
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip import names as clip

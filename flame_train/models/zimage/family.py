@@ -15,7 +15,7 @@ from flame_train.diffusion.flow import Shift, constant_shift, dynamic_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Networks, Opening, published_name, stated_in
-from flame_train.models.common.flow import DistillableModel, FlowFamily, networks_with_qwen3
+from flame_train.models.common.flow_model import DistillableModel, FlowFamily, networks_with_qwen3
 from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.zimage import names

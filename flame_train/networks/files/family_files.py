@@ -18,9 +18,9 @@ from flame_train.errors import ModelFileError, counted
 from flame_train.io.resolve import Component, Resolved
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
+from flame_train.networks.files.build_parts import Build, parts
 from flame_train.networks.files.identify import Identity, could_be, identify, model_names
 from flame_train.networks.files.part import Part, part_of
-from flame_train.networks.files.parts import Build, parts
 from flame_train.networks.files.stated import Stated
 
 _LOG = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.initial_lora import require_fit_for_start
 from flame_train.adapters.kinds import ADAPTERS, Factors
-from flame_train.adapters.rules import LayerSettings, apply_rules
-from flame_train.adapters.targets import layer_shapes, resolve
+from flame_train.adapters.targets import LayerSettings, apply_rules, layer_shapes, resolve
 from flame_train.config.schema import LoraSection, TextEncodersSection
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.globs import choose

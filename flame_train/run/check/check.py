@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from flame_train.adapters.kinds import Factors
-from flame_train.adapters.rules import LayerSettings
+from flame_train.adapters.targets import LayerSettings
 from flame_train.config.located import ConfigWithSource, ErrorCollector
 from flame_train.config.schema import Config, DataSection, LossSection
 from flame_train.data.caption_tools import CaptionKeys

@@ -13,7 +13,7 @@ from flame_train.adapters.attach import Attached, attach
 from flame_train.adapters.dropping import Chances
 from flame_train.adapters.initial_lora import start_from
 from flame_train.adapters.kinds import ADAPTERS, Factors
-from flame_train.adapters.rules import LayerSettings, rates
+from flame_train.adapters.targets import LayerSettings, rates
 from flame_train.config.schema import Config, LossSection
 from flame_train.diffusion.preservation import Preservation
 from flame_train.diffusion.preservation.off import Off

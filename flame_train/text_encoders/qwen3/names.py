@@ -24,9 +24,9 @@ from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.identify import identify, model_names
 from flame_train.networks.files.part import Part
 from flame_train.networks.files.stated import Stated
-from flame_train.text_encoders.loading import TextNetwork
 from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 from flame_train.text_encoders.qwen3.vision import VisionArch, VisionTower
+from flame_train.text_encoders.text_network import TextNetwork
 
 _SIGNS: Final = ("layers.0.self_attn.q_norm.weight", "layers.0.self_attn.q_proj.bias")  # Qwen3's, and Qwen2.5's
 _LAYER: Final = (

@@ -14,8 +14,8 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, Op, Rule, lines, scaled_fp8_rules, table
 from flame_train.io.resolve import Component, Layout
-from flame_train.text_encoders.loading import TextNetwork
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
+from flame_train.text_encoders.text_network import TextNetwork
 
 SINGLE_FILE_PREFIX: Final = "text_encoders.t5xxl.transformer."
 

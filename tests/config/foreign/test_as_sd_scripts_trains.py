@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.adapters.rules import apply_rules
-from flame_train.adapters.targets import UNET_PRESETS, Presets
+from flame_train.adapters.targets import UNET_PRESETS, Presets, apply_rules
 from flame_train.config.load import load
 from flame_train.config.schema import Config
 from flame_train.data.order import BatchSchedule
 from flame_train.globs import choose
-from flame_train.models.common.flow import DOUBLE_SINGLE_PRESETS
+from flame_train.models.common.flow_model import DOUBLE_SINGLE_PRESETS
 from flame_train.models.sdxl.names_unet import UNET_MODULES
 from flame_train.schedules import SCHEDULES
 from flame_train.tools.import_config import import_config

@@ -13,9 +13,9 @@ from flame_train.io.keymap import Shape
 from flame_train.io.resolve import Component, Resolved, resolve
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
+from flame_train.networks.files.build_parts import parts
 from flame_train.networks.files.identify import identify
 from flame_train.networks.files.part import Part, part_of
-from flame_train.networks.files.parts import parts
 from flame_train.networks.files.stated import Stated
 
 
