@@ -25,7 +25,7 @@ from flame_train.adapters.factors import Array, Factors, LoraState
 from flame_train.adapters.file_form import FileForm
 from flame_train.adapters.folding import alpha_record, recorded_alphas
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.adapters.peft_config import CONFIG_FILE, METADATA_KEY, config_beside, peft_scales
+from flame_train.adapters.metadata import CONFIG_FILE, METADATA_KEY, config_beside, peft_scales
 from flame_train.errors import ModelFileError
 from flame_train.io.adapter_kinds import can_be_left_out, other_kind, parts_of, remedy, without_place
 from flame_train.io.dtypes import FLOAT_TAGS

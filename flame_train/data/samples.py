@@ -1,8 +1,11 @@
-"""The samples of a run: each image of each set, in its buckets. The order is that of the sets, then of their images."""
+"""The samples of a run: each image of each set, in its buckets, and what text encoders read of them.
+
+The order is that of the sets, then of their images.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -209,3 +212,17 @@ def samples_of(parts: Sequence[tuple[DataSet, BucketedDataset]]) -> Samples:
     if problems:
         raise DataError("\n".join(str(DatasetError(p.dataset.root, lines)) for p, lines in problems.values()))
     return Samples(tuple(sets.values()), tuple(rows), tuple(dict.fromkeys(notices)))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """A caption or prompt, and the control images that stand before it; none for an encoder of texts alone."""
+
+    text: str
+    images: tuple[ViewedImage, ...] = ()
+
+
+def encoder_inputs(row: Sample, texts: Iterable[str], with_images: bool) -> Iterator[EncoderInput]:
+    """Yields what is read of texts of a sample: each once, or where encoders look at images, once a view of these."""
+    seen = [row.controls_beside(view) for view in range(len(row.views))] if with_images and row.controls else [()]
+    return (EncoderInput(text, images) for text in texts for images in seen)

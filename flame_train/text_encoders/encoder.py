@@ -1,4 +1,4 @@
-"""The interface of a text encoder: from a caption to token ids to the arrays of the conditioning."""
+"""The interface of a text encoder: a caption becomes token ids of a fixed length, and these become the conditioning."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
 from flame_train.adapters.targets import Presets, layer_shapes
 from flame_train.data.cache import Shapes, UpTo
-from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.padding import Paddings
+from flame_train.data.samples import EncoderInput
 from flame_train.data.views import ViewedImage
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import DType, as_dtype
@@ -22,6 +22,26 @@ from flame_train.networks.blocks import BlockNetwork
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.part import Part
 from flame_train.settings import Entry, Section
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """A text as an encoder's input."""
+
+    ids: np.ndarray[Any, Any]  # int32 (length,): tokens, then padding
+    mask: np.ndarray[Any, Any]  # bool (length,): True where there is a token
+    truncated: int  # how many tokens did not fit
+
+    @classmethod
+    def of(cls, ids: Sequence[int], length: int, pad: int, end: Sequence[int] = ()) -> Self:
+        """Cuts `ids` so that `end` fits behind them, and pads. Raises ValueError for a length without room."""
+        least = max(1, len(end))
+        if length < least:
+            raise ValueError(f"expected a length of at least {least}, got {length}")
+        fitting = [*ids[: length - len(end)], *end]
+        row = np.full(length, pad, np.int32)
+        row[: len(fitting)] = fitting
+        return cls(row, np.arange(length) < len(fitting), len(ids) + len(end) - len(fitting))
 
 
 class EncoderKeys(Entry):

@@ -15,9 +15,8 @@ import numpy as np
 from flame_train.adapters.factors import LoraFactors, LoraState
 from flame_train.adapters.folding import ALPHA_KEY
 from flame_train.adapters.formats import LoraFile, from_file, to_diffusers, to_kohya
-from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
+from flame_train.adapters.metadata import METADATA_KEY, model_spec, network_metadata, with_hashes
 from flame_train.adapters.nearest import Truncated, Truncation
-from flame_train.adapters.peft_config import METADATA_KEY
 from flame_train.adapters.shared_alpha import for_kohya
 from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError, NonFiniteError

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from flame_train.adapters.peft_config import peft_scales
+from flame_train.adapters.metadata import peft_scales
 
 
 def scales(patterns, **more):

@@ -26,7 +26,7 @@ ALLOWED = {
     ("data/file_reading.py", "os.open"): "reads an image",
     ("io/gguf.py", "open"): "reads a model",
     ("io/safetensors.py", "open"): "reads a model",
-    ("models/sdxl/stated_unet.py", "scheduler.open"): "reads a model",
+    ("models/sdxl/names_unet.py", "scheduler.open"): "reads a model",
     ("run/plan/ranks.py", "open"): "reads the beginning of what a config names",
     ("remote/inputs.py", "path.open"): "reads what was fetched, whose hash it takes",
     ("io/hub_headers.py", "tempfile.TemporaryDirectory"): "a folder of a name that nobody can guess",

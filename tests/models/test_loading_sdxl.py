@@ -12,8 +12,7 @@ import pytest
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
 from flame_train.models.sdxl.names import SDXL_FILES
-from flame_train.models.sdxl.names_unet import unet_from_diffusers
-from flame_train.models.sdxl.stated_unet import stated_prediction
+from flame_train.models.sdxl.names_unet import stated_prediction, unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.networks.vae.names import vae_from_diffusers
 from flame_train.networks.vae.vae import Vae, VaeArch

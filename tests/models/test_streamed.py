@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from flame_train.config.load import from_options
-from flame_train.data.encoder_input import EncoderInput
+from flame_train.data.samples import EncoderInput
 from flame_train.engine import nn, no_grad
 from flame_train.engine.shape_run import H100, shape_run
 from flame_train.errors import ConfigError, DeviceFault

@@ -11,8 +11,8 @@ from PIL import Image
 
 from flame_train.config.schema import LossSection, ModelSection, TextEncodersSection
 from flame_train.data.buckets import Placement
-from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.padding import collate
+from flame_train.data.samples import EncoderInput
 from flame_train.data.views import View, ViewedImage
 from flame_train.engine import no_grad, tensor
 from flame_train.models.registry import FAMILIES, family_of

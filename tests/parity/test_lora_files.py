@@ -15,9 +15,8 @@ from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.adapters.kinds.dora import DoraFactors
 from flame_train.adapters.kinds.loha import LohaFactors
 from flame_train.adapters.kinds.lokr import LokrFactors
-from flame_train.adapters.metadata import network_metadata, with_hashes
+from flame_train.adapters.metadata import network_metadata, peft_scales, with_hashes
 from flame_train.adapters.nearest import Truncation
-from flame_train.adapters.peft_config import peft_scales
 from flame_train.adapters.shared_alpha import for_kohya, misread
 from flame_train.io.safetensors import save_file
 from flame_train.models.registry import FAMILIES

@@ -17,7 +17,7 @@ from flame_train.io.safetensors import save_file
 from flame_train.models.anima.names import lora_family
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import family_of
-from flame_train.networks.vae.names_qwen import qwen_vae_from_wan
+from flame_train.networks.vae.names import qwen_vae_from_wan
 from tests.recipes.bases import arrays_of, below, check_continuation, first_loss, small_base
 
 FP8 = ml_dtypes.float8_e4m3fn

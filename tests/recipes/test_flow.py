@@ -19,7 +19,7 @@ from flame_train.adapters.formats import from_file
 from flame_train.config.schema import Config, DataSection, ModelSection, SampleSection, TextEncodersSection
 from flame_train.config.updates import OutputSection, TrainSection
 from flame_train.data.choices import Choice
-from flame_train.data.encoder_input import EncoderInput
+from flame_train.data.samples import EncoderInput
 from flame_train.engine import functional as F
 from flame_train.engine import nn, tensor
 from flame_train.engine.mode import mode

@@ -12,8 +12,8 @@ from PIL import Image
 from flame_train.adapters.attach import at_strength, attach
 from flame_train.config.prompts import Prompt
 from flame_train.config.schema import Config, SampleSection
-from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.grid import grid, write_png
+from flame_train.data.samples import EncoderInput
 from flame_train.engine import no_grad
 from flame_train.errors import ConfigError, Interrupted
 from flame_train.run.check.check import check

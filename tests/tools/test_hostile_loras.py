@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flame_train import cli
-from flame_train.adapters import formats, peft_config
+from flame_train.adapters import formats, metadata
 from flame_train.io.header import MAX_NAME, MAX_TENSORS
 from flame_train.io.safetensors import save_file
 
@@ -79,7 +79,7 @@ def test_an_alpha_of_whole_numbers_is_one(lora, told):
 @pytest.mark.parametrize("key", ["unet.lora_alpha", "unet.alpha_pattern"])
 def test_scales_in_the_metadata_that_no_number_format_holds_say_nothing(alpha, key):
     value = alpha if key.endswith("lora_alpha") else {"conv": alpha}
-    scale = peft_config.peft_scales({SAID: json.dumps({key: value})})
+    scale = metadata.peft_scales({SAID: json.dumps({key: value})})
     assert scale("unet", "mid.conv", 4) is None
 
 
@@ -166,13 +166,13 @@ def test_more_names_than_any_model_has_are_refused_before_any_is_matched(lora, t
 def test_patterns_are_looked_up_or_few():
     """One for each module is usual; each that is no plain path is tried for each module."""
     plain = {f"down.{i}.to_q": i + 1 for i in range(20_000)}
-    scale = peft_config.peft_scales({SAID: json.dumps({"unet.alpha_pattern": plain, "unet.lora_alpha": 2})})
+    scale = metadata.peft_scales({SAID: json.dumps({"unet.alpha_pattern": plain, "unet.lora_alpha": 2})})
     assert [scale("unet", path, 1) for path in ("down.7.to_q", "x.down.19999.to_q", "down.7.to_k")] == [8, 20_000, 2]
     first = {"to_.": 3, "down.7.to_q": 4}
-    assert peft_config.peft_scales({SAID: json.dumps({"unet.alpha_pattern": first})})("unet", "down.7.to_q", 1) == 3
+    assert metadata.peft_scales({SAID: json.dumps({"unet.alpha_pattern": first})})("unet", "down.7.to_q", 1) == 3
     many = {f"to_[{i}]": 1 for i in range(200)}
     with pytest.raises(ValueError, match="has 200 patterns; at most 100 are tried"):
-        peft_config.peft_scales({SAID: json.dumps({"unet.alpha_pattern": many})})
+        metadata.peft_scales({SAID: json.dumps({"unet.alpha_pattern": many})})
 
 
 @pytest.mark.parametrize("strength", ["1e39", "-1e39", "1e308"])

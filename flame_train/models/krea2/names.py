@@ -18,7 +18,7 @@ from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.marks import LoraMark, Mark, Marks, Ratio
 from flame_train.networks.transformer_files import component_of_table, lora_component
-from flame_train.networks.vae.names_qwen import qwen_vae_component
+from flame_train.networks.vae.names import qwen_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.qwen3 import names as qwen3
 from flame_train.text_encoders.qwen3.network import VL_THETA, Qwen3, Qwen3Arch

@@ -19,7 +19,7 @@ from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.marks import JOINT, LoraMark, Mark, Marks, Width
 from flame_train.networks.transformer_files import component_of_table, lora_component
-from flame_train.networks.vae.names_qwen import nested_vae_component
+from flame_train.networks.vae.names import nested_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.qwen3 import names as qwen3
 from flame_train.text_encoders.qwen3.network import VL_THETA, Qwen3, Qwen3Arch

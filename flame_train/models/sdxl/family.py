@@ -30,7 +30,7 @@ from flame_train.models.common.model import Example, Model, SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec, copy_small_sdxl
 from flame_train.models.sdxl import names
 from flame_train.models.sdxl.names import SDXL_FILES
-from flame_train.models.sdxl.stated_unet import stated_prediction
+from flame_train.models.sdxl.names_unet import stated_prediction
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.autoencoder import Autoencoder

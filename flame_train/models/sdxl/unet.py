@@ -17,7 +17,7 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
-from flame_train.models.sdxl.stated_unet import AS_SDXL, stated_head_dim
+from flame_train.models.sdxl.names_unet import AS_SDXL, stated_head_dim
 from flame_train.models.sdxl.transformer import SpatialTransformer, TextKeys, TransformerBlock
 from flame_train.networks.arch import shape_of
 from flame_train.networks.blocks import Block, BlockNetwork, linears_in

@@ -1,7 +1,8 @@
 """Z-Image's denoiser: one stream of image and text, whose blocks have norms before and after (arXiv 2511.22699).
 
 Attribute names are those of the published single file. Activations are channels-last. Image and text tokens are filled
-up to multiples of 32 with a learnt token each, which is attended to.
+up to multiples of 32 with a learnt token each, which is attended to. The angles by which queries and keys are turned
+follow from the tokens' places.
 
 Shape letters of images: B batch, H height and W width in latent pixels, C latent channels.
 Shape letters of tokens: L image tokens, T text tokens, S = L + T, D model width, N heads, E width of a head.
@@ -12,18 +13,96 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, NamedTuple, Self
 
-from flame_train.engine import Tensor, checkpoint, nn, rematerialize
+import numpy as np
+
+from flame_train.engine import Tensor, checkpoint, nn, rematerialize, tensor
 from flame_train.engine import functional as F
-from flame_train.engine.dtype import DType, compute_dtype
+from flame_train.engine.dtype import DType, compute_dtype, float32, int32
 from flame_train.engine.nn import param
-from flame_train.models.zimage.positions import UNIT, Positions
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
 from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import published_axes, stated_axes
+
+UNIT: Final = 32  # a sequence's length is a multiple of this
+
+
+def angles(places: np.ndarray[Any, Any], dim: int, theta: float) -> np.ndarray[Any, Any]:
+    """The angle of each of an axis's `dim` numbers at each place, fp64 (n, dim): two neighbours share one."""
+    return np.repeat(np.outer(places, theta ** (-np.arange(0, dim, 2) / dim)), 2, axis=1)
+
+
+class Turns(NamedTuple):
+    """Cosine and sine (B, S, 1, E) of each token's rotary angles, those of the image first."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def part(self, begin: int, end: int) -> Turns:
+        """Returns those of some tokens in a row."""
+        return Turns(self.cos[:, begin:end], self.sin[:, begin:end])
+
+
+class _Table(NamedTuple):
+    """Cosines, or sines: (n, E0) of each place in the text, and (1, L, E - E0) of image tokens' rows and columns."""
+
+    text: Tensor
+    image: Tensor
+
+
+class Positions:
+    """The places of tokens on three axes: in the text, down and across the image."""
+
+    def __init__(self, axes: tuple[int, int, int], theta: float) -> None:
+        self.axes, self.theta = axes, theta
+        # one entry a shape, for as long as the model lives: captured steps read them at their addresses
+        self._tables: dict[tuple[int, int, int, DType, str], tuple[_Table, _Table, Tensor]] = {}
+
+    def placed(self, rows_B: Tensor, T: int, grid: tuple[int, int], dtype: DType) -> tuple[Tensor, Tensor, Turns]:
+        """Which of T text tokens are a caption's, bool (B, T), how many are seen, int32 (B,), and all rotary angles.
+
+        A caption of n tokens takes the positions 1 to N, where N is n rounded up to a multiple of 32. The image's
+        tokens have position N + 1 and their rows and columns. Tokens that fill the image up have position 0.
+        """
+        (B,) = rows_B.shape
+        cos, sin, places_1T = self._table(T, grid, dtype, rows_B.device)
+        own_B1 = rows_B.to(float32).reshape(B, 1)
+        filled_B1 = F.ceil(own_B1 * (1.0 / UNIT)) * float(UNIT)
+        filled_B = filled_B1.to(int32).reshape(B)
+        return (
+            places_1T <= own_B1,
+            filled_B,
+            Turns(*(_joined(table, filled_B + 1, T, grid[0] * grid[1]).unsqueeze(2) for table in (cos, sin))),
+        )
+
+    def _table(self, text: int, grid: tuple[int, int], dtype: DType, device: str) -> tuple[_Table, _Table, Tensor]:
+        """Cosines and sines of places, and the text's places 1 to T, fp32 (1, T)."""
+        (rows, columns), key = grid, (text, *grid, dtype, device)
+        if key not in self._tables:
+            a, theta = self.axes, self.theta
+            first = angles(np.arange(text + 2), a[0], theta)
+            down = angles(np.repeat(np.arange(rows), columns), a[1], theta)
+            across = angles(np.tile(np.arange(columns), rows), a[2], theta)
+            both = np.concatenate([down, across], axis=1)[None]
+            cos, sin = (_Table(*(tensor(turn(x), dtype, device) for x in (first, both))) for turn in (np.cos, np.sin))
+            places = tensor(np.arange(1, text + 1, dtype=np.float32)[None], device=device)
+            self._tables[key] = cos, sin, places
+        return self._tables[key]
+
+
+def _joined(table: _Table, image_B: Tensor, T: int, L: int) -> Tensor:
+    """The table's values for all tokens, (B, S, E): L image tokens at their captions' places, filled up, and text."""
+    B, first, rest = image_B.shape[0], table.text.shape[1], table.image.shape[2]
+    at_B1E = F.embedding(image_B, table.text).unsqueeze(1)
+    still = F.cat([table.text[:1], table.image[:, :1].reshape(1, rest)], dim=1)  # at the origin
+    image = F.cat([at_B1E.expand(B, L, first), table.image.expand(B, L, rest)], dim=2)
+    filling = still.unsqueeze(0).expand(B, -L % UNIT, first + rest)
+    text = F.cat([table.text[1 : T + 1], still[:, first:].expand(T, rest)], dim=1)
+    return F.cat([image, filling, text.unsqueeze(0).expand(B, T, first + rest)], dim=1)
+
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times

@@ -1,16 +1,20 @@
-"""The VAEs of SDXL, SD3, Flux.1 and FLUX.2: diffusers names -> single-file names.
+"""The VAEs of SDXL, SD3, Flux.1 and FLUX.2, and those of Qwen-Image: diffusers names -> single-file names.
 
 The native names are those of the single file without `first_stage_model.`. The decoder's stages are numbered
 the other way round in diffusers, and its middle attention is linear there, a 1x1 convolution here.
+
+Qwen-Image 1's VAE is called as Wan 2.1's, version 2.1's as Wan 2.2's. Their files have convolutions over time too. For
+a single image only their last slice meets anything but zeros, and those that halve or double the number of frames do
+nothing. So a file is read, and never written.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, table
+from flame_train.io.keymap import KeyMap, Line, Op, Rule, lines, table
 from flame_train.io.resolve import Component, Layout
 
 PREFIXES: Final = ("first_stage_model.", "vae/", "vae.")
@@ -87,3 +91,168 @@ FLUX2_VAE: Final = Component(
     re.compile(rf"{_TRAINED_WITH}|bn\.num_batches_tracked"),
 )
 """That of FLUX.2 and FLUX.3."""
+
+
+_BETWEEN_FRAMES: Final = re.compile(r".*\.time_conv\.(weight|bias)")
+_QWEN_RESNET: Final = lines("""
+    norm1.gamma -> norm1.weight [flat]
+    norm2.gamma -> norm2.weight [flat]
+    conv1.weight -> conv1.weight [last]
+    conv2.weight -> conv2.weight [last]
+    conv_shortcut.weight -> nin_shortcut.weight [last]
+    conv1.bias -> conv1.bias
+    conv2.bias -> conv2.bias
+    conv_shortcut.bias -> nin_shortcut.bias
+""")
+_ATTENTION: Final = lines("""
+    norm.gamma -> norm.weight [flat]
+    to_qkv.{p} -> q.{p} k.{p} v.{p} [rows]
+    proj.{p} -> proj_out.{p}
+""")
+_RESAMPLING: Final = lines("resample.1.{p} -> conv.{p}")
+# a residual block is a list in Wan's file
+_IN_WAN: Final = {
+    "norm1": "residual.0",
+    "conv1": "residual.2",
+    "norm2": "residual.3",
+    "conv2": "residual.6",
+    "conv_shortcut": "shortcut",
+}
+
+
+def _of_whole(ends: tuple[str, str, str], quant_convs: tuple[str, str]) -> Iterator[Line]:
+    """The lines of what stands once, by a layout's names: of both sides' ends, and of the convolutions between."""
+    first, last, norm = ends
+    convs = list(zip(quant_convs, ("quant_conv", "post_quant_conv"), strict=True))
+    for side in ("encoder", "decoder"):
+        convs += [(f"{side}.{first}", f"{side}.conv_in"), (f"{side}.{last}", f"{side}.conv_out")]
+        yield f"{side}.{norm}", f"{side}.norm_out.weight", Op.FLAT
+    for name, native in convs:
+        yield f"{name}.weight", f"{native}.weight", Op.LAST
+        yield f"{name}.bias", f"{native}.bias", Op.COPY
+
+
+_Places = list[tuple[str, str, str]]
+
+
+def qwen_vae_from_diffusers(levels: int = 4, blocks: int = 2) -> KeyMap:
+    """Returns the table for a VAE of that many resolutions, with that many residual blocks each on the way down."""
+    places = [*_down(levels, blocks, "encoder.down_blocks")]
+    for up in range(levels):
+        native = f"decoder.up.{levels - 1 - up}"
+        places += [(f"decoder.up_blocks.{up}.resnets.{{j}}.", f"{native}.block.{{j}}.", "resnet")]
+        places += [(f"decoder.up_blocks.{up}.upsamplers.0.", f"{native}.upsample.", "resampling")] * (up < levels - 1)
+    return _diffusers(places)
+
+
+def qwen_vae_from_wan(levels: int = 4, blocks: int = 2) -> KeyMap:
+    """Returns the same for the names of Wan 2.1's file, where the blocks of all resolutions stand in one list."""
+    places = [*_down(levels, blocks, "encoder.downsamples")]
+    for up in range(levels):
+        native, begin = f"decoder.up.{levels - 1 - up}", up * (blocks + 2)
+        for j in range(blocks + 1):
+            places += [(f"decoder.upsamples.{begin + j}.", f"{native}.block.{j}.", "resnet")]
+        places += [(f"decoder.upsamples.{begin + blocks + 1}.", f"{native}.upsample.", "resampling")] * (
+            up < levels - 1
+        )
+    return _wan(places)
+
+
+def nested_vae_from_diffusers(levels: int = 5, blocks: int = 2) -> KeyMap:
+    """Returns the table for Qwen-Image 2.1's VAE, in which every resolution is a block of its own.
+
+    `blocks` is not needed.
+    """
+    places = []
+    for level in range(levels):
+        down, up = f"encoder.down_blocks.{level}", f"decoder.up_blocks.{levels - 1 - level}"
+        places += [(f"{down}.resnets.{{j}}.", f"encoder.down.{level}.block.{{j}}.", "resnet")]
+        places += [(f"{up}.resnets.{{j}}.", f"decoder.up.{level}.block.{{j}}.", "resnet")]
+        places += [(f"{down}.downsampler.", f"encoder.down.{level}.downsample.", "resampling")] * (level < levels - 1)
+        places += [(f"{up}.upsampler.", f"decoder.up.{level}.upsample.", "resampling")] * (level > 0)
+    return _diffusers(places)
+
+
+def nested_vae_from_wan(levels: int = 5, blocks: int = 2) -> KeyMap:
+    """The same for the names of Wan 2.2's file, which ComfyUI uses: lists of residual blocks with a resampling last."""
+    places = []
+    for level in range(levels):
+        up = levels - 1 - level
+        down, up_list = f"encoder.downsamples.{level}.downsamples", f"decoder.upsamples.{up}.upsamples"
+        places += [(f"{down}.{j}.", f"encoder.down.{level}.block.{j}.", "resnet") for j in range(blocks)]
+        places += [(f"{up_list}.{j}.", f"decoder.up.{level}.block.{j}.", "resnet") for j in range(blocks + 1)]
+        places += [(f"{down}.{blocks}.", f"encoder.down.{level}.downsample.", "resampling")] * (level < levels - 1)
+        places += [(f"{up_list}.{blocks + 1}.", f"decoder.up.{level}.upsample.", "resampling")] * (level > 0)
+    return _wan(places)
+
+
+def _diffusers(places: _Places) -> KeyMap:
+    """Returns the table of these places, with what stands once, in diffusers' names."""
+    for side in ("encoder", "decoder"):
+        places += [(f"{side}.mid_block.resnets.{i}.", f"{side}.mid.block_{i + 1}.", "resnet") for i in (0, 1)]
+        places += [(f"{side}.mid_block.attentions.0.", f"{side}.mid.attn_1.", "attention")]
+    kinds = {"resnet": _QWEN_RESNET, "attention": _ATTENTION, "resampling": _RESAMPLING}
+    return KeyMap(
+        table(_of_whole(("conv_in", "conv_out", "norm_out.gamma"), ("quant_conv", "post_quant_conv")), places, kinds)
+    )
+
+
+def _wan(places: _Places) -> KeyMap:
+    """Returns the same in the names of Wan's files."""
+    for side in ("encoder", "decoder"):
+        places += [(f"{side}.middle.{2 * i}.", f"{side}.mid.block_{i + 1}.", "resnet") for i in (0, 1)]
+        places += [(f"{side}.middle.1.", f"{side}.mid.attn_1.", "attention")]
+    resnet = [(_in_wan(name), native, op) for name, native, op in _QWEN_RESNET]
+    kinds = {"resnet": resnet, "attention": _ATTENTION, "resampling": _RESAMPLING}
+    return KeyMap(table(_of_whole(("conv1", "head.2", "head.0.gamma"), ("conv1", "conv2")), places, kinds))
+
+
+def _in_wan(name: str) -> str:
+    part, _, end = name.partition(".")
+    return f"{_IN_WAN[part]}.{end}"
+
+
+def _down(levels: int, blocks: int, stack: str) -> Iterator[tuple[str, str, str]]:
+    """Yields the encoder's list, in which the blocks of all resolutions stand, each with its halving behind them."""
+    for level in range(levels):
+        begin = level * (blocks + 1)
+        for j in range(blocks):
+            yield f"{stack}.{begin + j}.", f"encoder.down.{level}.block.{j}.", "resnet"
+        if level < levels - 1:
+            yield f"{stack}.{begin + blocks}.", f"encoder.down.{level}.downsample.", "resampling"
+
+
+def _for(table_of: Callable[[int, int], KeyMap], halving: str) -> Callable[[Collection[str]], KeyMap]:
+    """Returns the table for the names at hand: of as many resolutions and blocks as its encoder has.
+
+    The number in the first name that the pattern `halving` fits follows the blocks of a resolution.
+    """
+
+    def keymap(names: Collection[str]) -> KeyMap:
+        stages = {int(match[1]) for name in names if (match := re.match(halving, name))}
+        return table_of(len(_halvings(names)) + 1, min(stages, default=1))
+
+    return keymap
+
+
+def _halvings(names: Collection[str]) -> set[str]:
+    """Returns the encoder's layers that halve an image, by their places."""
+    matches = (re.match(r"encoder\.down(.*)resample\.", name) for name in names)
+    return {match[1] for match in matches if match}
+
+
+def qwen_vae_component() -> Component:
+    """Where a family's files have Qwen-Image's, which Wan 2.1 has too."""
+    halving = r"encoder\.down(?:_blocks|samples)\.(\d+)\.resample\."
+    return _component(_for(qwen_vae_from_diffusers, halving), _for(qwen_vae_from_wan, halving))
+
+
+def nested_vae_component() -> Component:
+    """Where Qwen-Image 2.1's files have theirs."""
+    halving = r"encoder\.downsamples\.\d+\.downsamples\.(\d+)\.resample\."
+    return _component(_for(nested_vae_from_diffusers, halving), _for(nested_vae_from_wan, halving))
+
+
+def _component(diffusers: Callable[[Collection[str]], KeyMap], wan: Callable[[Collection[str]], KeyMap]) -> Component:
+    layouts = Layout("diffusers", ".mid_block.", diffusers), Layout("single-file", ".middle.1.to_qkv.", wan)
+    return Component("vae", PREFIXES, (*layouts, Layout("native", "decoder.up.0.")), _BETWEEN_FRAMES)

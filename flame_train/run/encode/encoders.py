@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from flame_train.data.encoder_input import EncoderInput
+from flame_train.data.samples import EncoderInput
 from flame_train.data.views import ViewedImage
 from flame_train.engine import nn
 from flame_train.engine.backend import get_backend

@@ -18,9 +18,8 @@ import numpy as np
 from flame_train.adapters.attach import Attached
 from flame_train.data.buckets import Size
 from flame_train.data.choices import FIRST
-from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.padding import collate
-from flame_train.data.samples import Sample, Samples
+from flame_train.data.samples import EncoderInput, Sample, Samples
 from flame_train.data.views import ViewedImage
 from flame_train.distributed.group import simulated_group
 from flame_train.engine import Tensor, capture, no_grad, tensor

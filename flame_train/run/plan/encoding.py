@@ -19,8 +19,7 @@ import numpy as np
 from flame_train.config.schema import DataSection
 from flame_train.data.buckets import Placement
 from flame_train.data.cache import Shapes, cache_key, cache_keys
-from flame_train.data.encoder_input import EncoderInput, encoder_inputs
-from flame_train.data.samples import Sample, Samples
+from flame_train.data.samples import EncoderInput, Sample, Samples, encoder_inputs
 from flame_train.data.sets import image_sets
 from flame_train.data.views import View, ViewedImage
 from flame_train.disk.files import could_make_folder

@@ -9,9 +9,8 @@ from typing import Final
 from flame_train.config.schema import Config
 from flame_train.config.updates import OptimizerSection
 from flame_train.data.captions import hidden
-from flame_train.data.encoder_input import EncoderInput
 from flame_train.data.order import BatchSchedule
-from flame_train.data.samples import Samples
+from flame_train.data.samples import EncoderInput, Samples
 from flame_train.data.sets import DataSet
 from flame_train.errors import counted
 from flame_train.models.common.model import Model

@@ -15,9 +15,8 @@ from flame_train.config.located import ConfigWithSource, together
 from flame_train.config.prompt_flags import unread
 from flame_train.config.schema import Config
 from flame_train.config.updates import LONGEST_RUN
-from flame_train.data.encoder_input import EncoderInput, encoder_inputs
 from flame_train.data.order import BatchSchedule
-from flame_train.data.samples import Sample, Samples
+from flame_train.data.samples import EncoderInput, Sample, Samples, encoder_inputs
 from flame_train.data.sets import image_sets
 from flame_train.data.views import ViewedImage
 from flame_train.disk.files import could_make_folder

@@ -7,8 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from flame_train.data.encoder_input import encoder_inputs
-from flame_train.data.samples import Samples
+from flame_train.data.samples import Samples, encoder_inputs
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.io.digests import Digests
 from flame_train.io.runfolder import RunFolder

@@ -19,11 +19,10 @@ from flame_train.errors import ModelFileError
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.part import Part
 from flame_train.settings import field
-from flame_train.text_encoders.encoder import EncoderKeys, Opening, TextEncoder, tokenizer_places
+from flame_train.text_encoders.encoder import EncoderKeys, Opening, TextEncoder, TokenRow, tokenizer_places
 from flame_train.text_encoders.qwen3.names import qwen3_part
 from flame_train.text_encoders.qwen3.network import Qwen3
 from flame_train.text_encoders.qwen3.tokenizer import QwenTokenizer, find_tokenizer
-from flame_train.text_encoders.token_row import TokenRow
 
 _TOKENS = 8192  # of all captions that are encoded at once
 _UNIT = 32  # tokens, of which the longest caption of a batch has a multiple

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flame_train.errors import ModelFileError
-from flame_train.text_encoders.token_row import TokenRow
+from flame_train.text_encoders.encoder import TokenRow
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from flame_train.data.buckets import Size
-from flame_train.data.encoder_input import EncoderInput
+from flame_train.data.samples import EncoderInput
 from flame_train.data.views import ViewedImage
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
@@ -25,14 +25,13 @@ from flame_train.engine.dtype import DType, int32
 from flame_train.errors import ConfigError
 from flame_train.networks.blocks import BlockNetwork
 from flame_train.networks.files.part import Part
-from flame_train.text_encoders.encoder import TextEncoder
+from flame_train.text_encoders.encoder import TextEncoder, TokenRow
 from flame_train.text_encoders.qwen3.encoder import ClosedTemplate, Qwen3Encoder
 from flame_train.text_encoders.qwen3.image_tokens import Grid, ImageTokens
 from flame_train.text_encoders.qwen3.names import vision_part
 from flame_train.text_encoders.qwen3.network import Qwen3
 from flame_train.text_encoders.qwen3.tokenizer import QwenTokenizer
 from flame_train.text_encoders.qwen3.vision import VisionTower
-from flame_train.text_encoders.token_row import TokenRow
 
 _A = TypeVar("_A")
 _SIDE: Final = 32  # pixels of a token

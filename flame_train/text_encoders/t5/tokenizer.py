@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flame_train.errors import ModelFileError
-from flame_train.text_encoders.token_row import TokenRow
+from flame_train.text_encoders.encoder import TokenRow
 
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3  # of a piece

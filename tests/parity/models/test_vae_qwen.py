@@ -13,8 +13,8 @@ from flame_train.errors import ModelFileError
 from flame_train.io.resolve import native_shapes, resolve
 from flame_train.networks.files.identify import identify
 from flame_train.networks.files.stated import Stated
-from flame_train.networks.vae.names_qwen import qwen_vae_component
-from flame_train.networks.vae.tiles import VaeTiles
+from flame_train.networks.vae.autoencoder import VaeTiles
+from flame_train.networks.vae.names import qwen_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch
 
 torch = pytest.importorskip("torch")

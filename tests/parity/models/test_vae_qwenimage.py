@@ -14,7 +14,7 @@ from flame_train.io.resolve import native_shapes, resolve
 from flame_train.models.qwenimage.names import PUBLISHED_VAE, TINY_VAE
 from flame_train.networks.files.identify import identify
 from flame_train.networks.files.stated import Stated
-from flame_train.networks.vae.names_qwen import nested_vae_component
+from flame_train.networks.vae.names import nested_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch
 from tests.parity.models.test_vae_qwen import WAN, last
 
