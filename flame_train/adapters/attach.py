@@ -214,7 +214,6 @@ def at_strength(attached: Attached, strength: float) -> Iterator[nn.Module]:
 
 
 def _maker(layer_name: str, layer: Layer, make: MakeAnywhere | None = None) -> Make:
-    """Returns what makes the parameters of one layer, on its device."""
     device = layer.weight.device
 
     def made(name: str, values: Array) -> Parameter:

@@ -62,7 +62,6 @@ def attach_sum(model: nn.Module, several: Sequence[Strong]) -> Iterator[None]:
 
 
 def _update(layer: Layer, parts: _Parts) -> Array:
-    """Returns the sum of several adapters' updates of a layer's weight, fp32."""
     weight = dense(layer.weight, float32).numpy()
     total: Array = np.zeros_like(weight)
     for factors, strength in parts:

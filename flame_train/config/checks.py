@@ -47,7 +47,6 @@ def _images(config: Config) -> str | None:
 
 
 def _sets(config: Config) -> str | None:
-    """Says what is wrong with single sets, or with all of them."""
     sets = config.data.sets
     lacking = [str(number) for number, one in enumerate(sets, 1) if not one.path]
     if lacking:
@@ -156,7 +155,6 @@ def _inapplicable(config: Config, path: str) -> str | None:
 
 
 def _own_problem(config: Config, path: str) -> str | None:
-    """Returns the problems that an active entry finds in its keys."""
     section, name = path.split(".")
     for entry in entries_of(getattr(config, section)):
         if name in type(entry).model_fields:

@@ -188,7 +188,6 @@ class _Work:
 
 
 def _called(settings: Mapping[str, Setting], name: str) -> str:
-    """Says what the file calls a setting."""
     return settings[name].written.partition(" = ")[0] or name if name in settings else name
 
 
@@ -267,7 +266,6 @@ def _of_sets_alone(name: str, own: Mapping[str, Any]) -> bool:
 
 
 def _table(one: Mapping[str, Carried], own: Mapping[str, Any]) -> dict[str, Carried]:
-    """Returns a table of `[[data.sets]]`; its captions are a table in it."""
     table: dict[str, Carried] = {}
     captions: dict[str, Any] = {}
     for name, carried in one.items():

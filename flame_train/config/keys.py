@@ -184,7 +184,6 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
 
 
 def _list_part(annotation: Any) -> Any:
-    """Returns the alternative that is a list; None if there is none."""
     return next((part for part in _parts(annotation) if get_origin(part) is tuple), None)
 
 

@@ -284,7 +284,6 @@ def _wrong_keys(error: ValidationError) -> Iterator[tuple[str, str]]:
 
 
 def _wrong_table(error: ValidationError, key: Key) -> str:
-    """Returns which entry of a list of tables is wrong, and in what."""
     problem = next(item for item in error.errors() if item["loc"][:2] == (key.section, key.name))
     number, *rest = problem["loc"][2:] or ("",)
     if problem["type"] == "value_error":

@@ -62,7 +62,6 @@ def read_flags(line: str) -> dict[str, Any]:
 
 
 def _flag(part: str) -> tuple[str, Value]:
-    """Returns a flag and its value, from what follows the two dashes."""
     match = _WORD.fullmatch(part.strip())
     flag = match.group(1) if match else part.split(maxsplit=1)[0]
     if match is None or flag not in FLAGS:

@@ -135,7 +135,6 @@ def _escape(character: str) -> str:
 
 
 def _with_choice(key: Key) -> str:
-    """Returns the choices that have a key, and its meaning."""
     (choice,), (names,) = zip(*key.only.items(), strict=True)
     return f"with {choice.partition('.')[2]} = {' or '.join(map(toml_value, names))}: {_comment(key)}"
 

@@ -88,7 +88,6 @@ class _Scanner:
         return path
 
     def _parts(self) -> Iterator[tuple[str, int]]:
-        """Yields each part of a possibly dotted key, with its line."""
         while True:
             self._skip_blank()
             line = self._line()
@@ -195,7 +194,6 @@ def toml_error(reason: str, name: str, text: str) -> str:
 
 
 def _words(reason: str) -> tuple[str, str]:
-    """Says what was expected, and what to do."""
     fitting = (words for beginning, *words in _REASONS if re.match(beginning, reason))
     expected, advice = next(fitting, ("TOML", "correct the line"))
     return expected, advice

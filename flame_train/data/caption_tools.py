@@ -63,7 +63,6 @@ class CaptionKeys(Section):
             yield self._variant(captions[number % len(captions)], number)
 
     def _variant(self, caption: str, number: int) -> str:
-        """Returns the text of a number: a pure function of the arguments."""
         if self.wildcards:
             caption = expand(caption, (fraction(f"wildcard {caption}", number, place) for place in range(10**9)))
         before, tags, after = self._split(caption)

@@ -50,7 +50,6 @@ def split(samples: Samples, fraction: float, before: Collection[str] = ()) -> tu
 
 
 def _chosen(hashes: Collection[str], fraction: float) -> frozenset[str]:
-    """Returns the hashes of the images that are held out."""
     if len(hashes) < _FEW:
         return frozenset(sorted(hashes)[: max(1, round(fraction * len(hashes)))])
     return frozenset(one for one in hashes if int(one[:13], 16) / 16**13 <= fraction)

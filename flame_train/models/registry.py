@@ -16,7 +16,6 @@ from flame_train.networks.files.identify import could_be, identify
 
 
 def _family(name: str) -> Family:
-    """Returns the one family that `models.<name>.family` defines."""
     module = importlib.import_module(f"flame_train.models.{name}.family")
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Family)]
     (families,) = (kind for kind in kinds if kind.__module__ == module.__name__)

@@ -56,7 +56,6 @@ def attend(
 
 
 def _merged(x_BHLD: Tensor) -> Tensor:
-    """Returns the heads' channels side by side: (B, L, C)."""
     B, H, L, D = x_BHLD.shape
     return x_BHLD.transpose(1, 2).reshape(B, L, H * D)
 

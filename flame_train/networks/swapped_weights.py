@@ -68,5 +68,4 @@ def _borrowed(own: Tensor, place: Tensor) -> _Place:
 
 
 def _bytes(array: Array) -> Any:
-    """Returns the memory of an array, as bytes in their order."""
     return array.transpose(memory_order(array)).reshape(-1).view(np.uint8)

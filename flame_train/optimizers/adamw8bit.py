@@ -123,7 +123,6 @@ def _in_blocks(xp: Namespace, values: Array) -> Array:
 
 
 def _read(state: State, levels: str, moment: str) -> Array:
-    """Returns the values of a moment, (blocks, 256) fp32."""
     table = state[levels][0]
     places = state[moment].astype(np.int64)
     return table[(places + _ZERO[levels]) % _BLOCK] * state[f"{moment}_max"]

@@ -89,7 +89,6 @@ class AutomagicRule:
         return step.rates * moved, changed | self.conclude(state, step_)
 
     def _rates(self, xp: Any, codes: Array, unit: Array, above: Array, update: Array) -> tuple[Array, Array]:
-        """Returns each value's rate, and whether its update is above 0."""
         old, positive = codes.astype(float32) * unit, update > 0
         bump = np.float32(self.bump)
         rates = xp.where(positive == above, old + bump, old - bump)

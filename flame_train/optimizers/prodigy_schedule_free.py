@@ -127,7 +127,6 @@ class ProdigyScheduleFreeRule:
         return moved, {"z": z - rates * u, "s": s} | changed | singles(state, numbers | concluded)
 
     def _scaled(self, g: Array, state: State, step: Step, numbers: State) -> tuple[Array, State]:
-        """Returns the gradient over the root of its second moment, in proportion."""
         xp, arena = step.xp, step.arena
         moments = Moments(xp, arena.matrices(self._cut), state, "exp_avg_sq")
         scaled = xp.zeros_like(g)

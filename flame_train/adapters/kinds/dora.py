@@ -244,5 +244,4 @@ def _squares(weight: Any, axis: int) -> Tensor:
 
 
 def _beside(weight_shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """Returns the magnitudes' shape beside a weight: LyCORIS' `dora_scale`."""
     return tuple(n if i == axis else 1 for i, n in enumerate(weight_shape))

@@ -40,7 +40,6 @@ def sentence(path: str) -> str:
 
 @functools.cache
 def _patterns() -> Mapping[str, str]:
-    """By a pattern of names, as sd-scripts' rows have some."""
     return MappingProxyType({row.key: row.say for row in sd_scripts.PROGRAM.table().rows if row.say and "*" in row.key})
 
 

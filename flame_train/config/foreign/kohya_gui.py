@@ -151,7 +151,6 @@ def _used(boxes: Mapping[str, Setting], family: str) -> tuple[dict[str, Setting]
 
 
 def _arguments(boxes: Mapping[str, Setting], family: str) -> Iterator[tuple[str, Setting]]:
-    """Yields the arguments that the boxes make (lora_gui.py:2147)."""
     yield from network(boxes, family).items()
     yield from _rates(boxes, family)
     yield from _length(boxes)

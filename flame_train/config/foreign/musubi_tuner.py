@@ -81,7 +81,6 @@ def _read(reading: Reading) -> Source:
 
 
 def _sets(reading: Reading) -> list[dict[str, Setting]]:
-    """Returns the datasets, each with what [general] says."""
     general, datasets = reading.tree.get("general", {}), reading.tree.get("datasets", [])
     below = reading.flat(general, ("general",)) if isinstance(general, Mapping) else {}
     return [below | reading.flat(one, ("datasets", f"[{i}]")) for i, one in enumerate(datasets)]

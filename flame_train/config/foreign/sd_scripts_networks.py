@@ -156,7 +156,6 @@ def encoders(value: Any, source: Source) -> Any:
 
 
 def _encoder_rates(source: Source) -> dict[str, Any]:
-    """Returns the learning rate of each encoder that gets adapters."""
     only = not is_off(source.get("network_train_unet_only")) or not is_off(
         source.get("network_train_text_encoder_only")
     )

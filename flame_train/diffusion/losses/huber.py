@@ -38,7 +38,6 @@ class Huber(LossKind):
         return (error * error + delta * delta).sqrt() - delta
 
     def _delta(self, level: NoiseLevel, ndim: int) -> Tensor | float:
-        """Returns the delta of each sample, shaped to go with its errors."""
         if self.huber_schedule == "constant":
             return self.huber_c * self.huber_scale
         if self.huber_schedule == "exponential":

@@ -50,7 +50,6 @@ class OffsetNoise(NoiseKind):
         return Tensor(noise.data + self._strength(latents, rng) * offset)
 
     def _strength(self, latents: Tensor, rng: Rng) -> Any:
-        """Returns the strength, a number or broadcast over (B, 1, 1, C)."""
         strength: Any = np.float32(self.offset_noise)
         if self.offset_noise_random:
             strength = strength * rng.uniform(Stream.OFFSET_STRENGTH, (1, 1, 1))

@@ -33,7 +33,6 @@ class Ddim(Sampler):
 
 
 def _split(output: Tensor, x: Tensor, abar: float, prediction: str) -> tuple[Tensor, Tensor]:
-    """Returns the estimates of x_0 and of the noise."""
     signal, noise = math.sqrt(abar), math.sqrt(1.0 - abar)
     if prediction == "epsilon":
         return (x - output * noise) * (1.0 / signal), output

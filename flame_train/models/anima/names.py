@@ -66,7 +66,6 @@ def transformer_to_diffusers() -> KeyMap:
 
 
 def _adapter(names: Collection[str]) -> KeyMap:
-    """Returns the adapter's names, which all layouts share."""
     stored = (name for name in names if not name.endswith(".scale_weight"))
     return KeyMap(scaled_fp8_rules(names, (Rule((name,), (name,)) for name in stored)))
 

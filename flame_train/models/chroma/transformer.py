@@ -159,7 +159,6 @@ class SingleStreamBlock(SingleStreamBase):
 
 
 def _rows(rows_BRD: Tensor) -> Sequence[Tensor]:
-    """Returns rows of modulation, (B, 1, D) each."""
     return F.chunk(rows_BRD, rows_BRD.shape[1], dim=1)
 
 

@@ -164,7 +164,6 @@ class Family(ABC):
             return self.lora_names_in(weights.shapes)
 
     def _alone(self, path: Path, component: str) -> Part:
-        """Returns a network from the file that a setting names for it."""
         key = {c: key for key, c in self.encoders.items()}.get(component)
         for entry in ENCODER_KEYS:
             if entry.name == key:

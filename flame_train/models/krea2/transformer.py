@@ -196,13 +196,11 @@ class Krea2(BlockNetwork):
         return linears_in([*self.txtfusion.layerwise_blocks, *self.txtfusion.refiner_blocks, *self.blocks])
 
     def _time(self, times_B: Tensor, dtype: DType) -> Tensor:
-        """Returns the vector (B, 1, D) of a time's sinusoid."""
         sinusoid = F.timestep_embedding(times_B * 1000.0, self.arch.frequencies, dtype=dtype).unsqueeze(1)
         time: Tensor = self.tmlp[2](_gelu(self.tmlp[0](sinusoid)))
         return time
 
     def _shared(self, time_B1D: Tensor) -> Tensor:
-        """Returns the modulation of all blocks at a time, (B, 1, 6 D)."""
         shared: Tensor = self.tproj[1](_gelu(time_B1D))
         return shared
 

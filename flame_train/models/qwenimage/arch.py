@@ -171,7 +171,6 @@ class Positions:
     def _table(
         self, text: int, grid: tuple[int, int], dtype: DType, device: str, shown: Shown
     ) -> tuple[_Table, _Table]:
-        """Cosines and sines of places."""
         key = (text, grid, shown, dtype, device)
         if key not in self._tables:
             moved = sum(np.where(np.arange(text) >= s, n, 0) for s, n in zip(shown.starts, shown.steps, strict=True))

@@ -277,7 +277,6 @@ class MMDiT(BlockNetwork):
         return linears_in(self.joint_blocks, frozenset(("adaLN_modulation",)))
 
     def _positions(self, h: int, w: int) -> Tensor:
-        """Returns the middle h x w of the table of positions, (1, h * w, D)."""
         side, D = self.arch.positions, self.arch.width
         if h > side or w > side:
             raise ModelFileError(

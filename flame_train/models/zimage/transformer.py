@@ -358,7 +358,6 @@ class ZImage(BlockNetwork):
         return linears_in(blocks, frozenset(("adaLN_modulation",)))
 
     def _filled(self, x_BLD: Tensor, token: Tensor) -> Tensor:
-        """Returns the tokens, filled up to a multiple of 32 with the learnt one."""
         B, L, D = x_BLD.shape
         lacking = -L % UNIT
         if not lacking:

@@ -166,7 +166,6 @@ def _up_rows(flat: Shapes, module: str) -> int | None:
 
 
 def _kron(flat: Shapes, module: str, axis: int) -> int | None:
-    """Returns the same of the first LoKr there."""
     one, two = (_first(flat, pattern % (module, "ab"[axis]), axis) for pattern in _KRON)
     return None if one is None or two is None else one * two
 

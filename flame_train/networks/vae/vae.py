@@ -321,7 +321,6 @@ class Vae(nn.Module):
         return pixels_BHWC[..., :3] if self.arch.pixel_channels > 3 else pixels_BHWC
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Returns mean and standard deviation of each channel of patched latents."""
         if self.arch.patch > 1:
             return self.bn.scale()
         if self._known is None:

@@ -287,7 +287,6 @@ class VisionTower(BlockNetwork):
         return repeated.reshape(B, H * W // arch.patch**2, -1)
 
     def _positions(self, tables: Tables) -> Tensor:
-        """Returns the position of each patch (N, C), between those of the table."""
         found_N4C: Tensor = self.pos_embed(tables.places)
         return (found_N4C.to(tables.shares.dtype) * tables.shares).sum(1)
 

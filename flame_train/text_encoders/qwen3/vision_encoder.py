@@ -236,7 +236,6 @@ def _grid(size: Sequence[int]) -> Grid:
 
 
 def _images(inputs: Mapping[str, _A]) -> list[_A]:
-    """Returns the images among an encoder's inputs, in order."""
     count = sum(name.startswith("image") for name in inputs)
     return [inputs[f"image{i}"] for i in range(1, count + 1)]
 
