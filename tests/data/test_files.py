@@ -29,7 +29,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_whole_up_to_the_limit(
     path = tmp_path / "a.png"
     path.write_bytes(b"x" * 1000)
     sized = type("Sized", (), {"st_size": said})
-    monkeypatch.setattr("flame_train.data.files.os.fstat", lambda handle: sized)
+    monkeypatch.setattr("flame_train.data.file_reading.os.fstat", lambda handle: sized)
     assert read_bytes(path, limit=limit) == b"x" * 1000
     with pytest.raises(DataError, match="larger than the 900 bytes"):
         read_bytes(path, limit=900)

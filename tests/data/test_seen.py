@@ -94,7 +94,7 @@ def test_any_changed_byte_is_seen(folder: Path, tmp_path: Path) -> None:
 
 def test_what_other_decoders_saw_says_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan(folder, tmp_path)
-    monkeypatch.setattr("flame_train.data.seen._DECODERS", "of tomorrow")
+    monkeypatch.setattr("flame_train.data.images._DECODERS", "of tomorrow")
     assert decoded_images(tmp_path) == {}
 
 
@@ -105,7 +105,7 @@ def test_datasets_that_share_a_cache_add_to_it(tmp_path: Path, monkeypatch: pyte
     before = (tmp_path / "images.json").stat().st_mtime_ns
     remember(tmp_path, {"b": (9, 9)})
     assert (tmp_path / "images.json").stat().st_mtime_ns == before
-    monkeypatch.setattr("flame_train.data.seen._MOST", 2)
+    monkeypatch.setattr("flame_train.data.images._MOST", 2)
     remember(tmp_path, {"c": (7, 7)})
     assert decoded_images(tmp_path) == {"c": (7, 7)}
 
