@@ -336,10 +336,12 @@ def tracked(value: Any, source: Source) -> Any:
     return known.get(value, Lost("output.tensorboard and output.wandb are what shows a run"))
 
 
-_ADAM: Final = MappingProxyType({"eps": 1e-6})
 _USUAL: Final = MappingProxyType(
     {
-        **dict.fromkeys(("adamw_bf16", "ao-adamw8bit", "bnb-adamw", "bnb-adamw8bit", "bnb-adamw8bit-paged"), _ADAM),
+        **dict.fromkeys(
+            ("adamw_bf16", "ao-adamw8bit", "bnb-adamw", "bnb-adamw8bit", "bnb-adamw8bit-paged"),
+            MappingProxyType({"eps": 1e-6}),
+        ),
         "optimi-adamw": MappingProxyType({"betas": [0.9, 0.99], "eps": 1e-6, "weight_decay": 0.0}),
         "prodigy": MappingProxyType({"betas": [0.9, 0.99]}),
     }
