@@ -160,9 +160,9 @@ def alpha(value: Any, source: Source) -> Any:
 def targets(value: Any, source: Source) -> Any:
     if str(source.get("lora_type", "standard")) == "lycoris":
         return ["attention"]
-    return (
-        [_TARGETS[value]] if value in _TARGETS else Lost("no such choice of layers here: write globs into lora.targets")
-    )
+    if value not in _TARGETS:
+        return Lost("no such choice of layers here: write globs into lora.targets")
+    return [_TARGETS[value]]
 
 
 def lycoris_rank(value: Any, source: Source) -> Any:
@@ -311,11 +311,9 @@ def resolution(value: Any, source: Source) -> Any:
 
 
 def not_local(value: Any, source: Source) -> Any:
-    return (
-        NOTHING
-        if value == "local"
-        else Lost(f"images from {value}: download them into a folder, and name it in data.path")
-    )
+    if value == "local":
+        return NOTHING
+    return Lost(f"images from {value}: download them into a folder, and name it in data.path")
 
 
 def negative(value: Any, source: Source) -> Any:
@@ -336,12 +334,10 @@ def tracked(value: Any, source: Source) -> Any:
     return known.get(value, Lost("output.tensorboard and output.wandb are what shows a run"))
 
 
+_EPS: Final = MappingProxyType({"eps": 1e-6})
 _USUAL: Final = MappingProxyType(
     {
-        **dict.fromkeys(
-            ("adamw_bf16", "ao-adamw8bit", "bnb-adamw", "bnb-adamw8bit", "bnb-adamw8bit-paged"),
-            MappingProxyType({"eps": 1e-6}),
-        ),
+        **dict.fromkeys(("adamw_bf16", "ao-adamw8bit", "bnb-adamw", "bnb-adamw8bit", "bnb-adamw8bit-paged"), _EPS),
         "optimi-adamw": MappingProxyType({"betas": [0.9, 0.99], "eps": 1e-6, "weight_decay": 0.0}),
         "prodigy": MappingProxyType({"betas": [0.9, 0.99]}),
     }
