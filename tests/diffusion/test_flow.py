@@ -25,7 +25,7 @@ from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS, Timestep
 from flame_train.diffusion.timestep_sampling.logit_normal import LogitNormal
 from flame_train.diffusion.timestep_sampling.uniform import Uniform
 from flame_train.diffusion.weightings import WEIGHTINGS
-from flame_train.diffusion.weightings.of_flow import SigmaSqrt
+from flame_train.diffusion.weightings.flow_weights import SigmaSqrt
 from flame_train.engine import Tensor, tensor
 from flame_train.engine.random import Rng
 from flame_train.errors import ConfigError
