@@ -1,13 +1,15 @@
-"""Progress of long work on standard error: on a terminal a bar with the time left, elsewhere a line now and then.
+"""Progress of long work on standard error: a bar in a terminal or notebook, elsewhere a line now and then.
 
-All bars share one display, so that bars of several threads, and the lines of the log, do not overwrite each other. A
+tqdm draws the bars, so that those of several threads, and the lines of the log, do not overwrite each other. A
 process whose log says nothing of progress, as all but the first of several that train together, shows none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import os
 import sys
 import threading
 import time
@@ -16,13 +18,16 @@ from typing import Any, Final
 
 _LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S: Final = 10.0
+_DRAWN_EVERY_S: Final = 0.25  # so that the time passes while a step lasts
 _SOON_S: Final = 0.5  # shorter work shows nothing
+_MOST_BARS: Final = 20  # a terminal whose height nobody set has 0 rows to tqdm, and no bar
 _LEAST_BAR, _WIDEST_BAR = 3, 40  # columns
 _GIB: Final = 2**30
 
 _lock = threading.RLock()
 _bars: list[Bar] = []
-_display: Any = None
+_screen = contextlib.ExitStack()
+"""What the last bar undoes: it ends the thread that draws, and gives `print` its terminal back."""
 
 
 class Bar:
@@ -33,92 +38,116 @@ class Bar:
 
     def __init__(self, line: Callable[[], tuple[str, Sequence[str], float]]) -> None:
         self.line = line
-        self._task: Any = None
+        self._drawn: Any = None
 
     def open(self) -> bool:
-        """Shows it, if standard error is a terminal: whether it is."""
-        global _display
-        if sys.stderr is None or not sys.stderr.isatty():
+        """Shows it, if somebody looks at a terminal or a notebook. Returns whether it is shown."""
+        if sys.stderr is None or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+            return False
+        bars, in_notebook = _tqdm()
+        if not (in_notebook or sys.stderr.isatty()):
             return False
         with _lock:
-            if _display is None:
-                _display = _new_display()
-                _display.start()
-            self._task = _display.add_task("", total=None, bar=self)
+            if not _bars:
+                _start_drawing()
+            file = None if in_notebook else sys.stderr
+            self._drawn = bars(total=1, leave=False, nrows=_MOST_BARS, bar_format=" ", file=file)
             _bars.append(self)
+            self.draw()
         return True
+
+    def draw(self) -> None:
+        """Draws it as the work stands now."""
+        before, after, done = self.line()
+        width = None if _tqdm()[1] else _columns()
+        self._drawn.bar_format = bar_format(before, after, width=width)
+        self._drawn.ncols = width
+        self._drawn.n = min(max(done, 0.0), 1.0)
+        self._drawn.refresh()
 
     def close(self) -> None:
         """Takes it away; the last one leaves the terminal as it was. A terminal that was closed is no error."""
-        global _display
-        with _lock, contextlib.suppress(OSError):
+        with _lock, contextlib.suppress(OSError, ValueError):
             if self not in _bars:
                 return
             _bars.remove(self)
-            if _bars:
-                _display.remove_task(self._task)
-            else:
-                closed, _display = _display, None
-                closed.stop()
+            if not _bars:
+                _screen.close()
+            self._drawn.close()
 
 
-def _new_display() -> Any:
-    from rich.console import Console
-    from rich.progress import Progress, ProgressColumn
-    from rich.table import Column
-    from rich.text import Text
+@functools.cache
+def _tqdm() -> tuple[type[Any], bool]:
+    """Returns the class of bars, and whether they are a notebook's. Imported by the first bar."""
+    from tqdm import std
+    from tqdm.auto import tqdm
 
-    screen = Console(stderr=True)
+    class Line(tqdm):  # type: ignore[misc]
+        monitor_interval = 0  # its thread would start a second clock
 
-    class Line(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            bar: Bar = task.fields["bar"]
-            utf8 = screen.encoding.startswith("utf")
-            return Text(fitted(*bar.line(), width=screen.width, filled="━" if utf8 else "="), no_wrap=True)
-
-    return Progress(
-        Line(table_column=Column(no_wrap=True)),
-        console=screen,
-        refresh_per_second=4,
-        redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
-    )
+    Line.set_lock(_lock)
+    return Line, tqdm.display is not std.tqdm.display
 
 
-def fitted(before: str, after: Sequence[str], done: float, *, width: int, filled: str = "━") -> str:
-    """A line with a bar, and of what comes after it as many parts as fit.
+def _start_drawing() -> None:
+    ended = threading.Event()
+
+    def draw() -> None:
+        while not ended.wait(_DRAWN_EVERY_S):
+            with _lock, contextlib.suppress(OSError, ValueError):
+                for bar in _bars:
+                    bar.draw()
+
+    threading.Thread(target=draw, name="progress", daemon=True).start()
+    _screen.callback(ended.set)
+    if sys.stdout is not None and sys.stdout.isatty():
+        from tqdm.contrib import DummyTqdmFile
+
+        _screen.enter_context(contextlib.redirect_stdout(DummyTqdmFile(sys.stdout)))
+
+
+def _columns() -> int:
+    with contextlib.suppress(ValueError, OSError):
+        return int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    return 80
+
+
+def bar_format(before: str, after: Sequence[str], *, width: int | None) -> str:
+    """Lays out a line with a bar, and of what comes after it as many parts as fit.
 
     Args:
         before: the text before the bar.
         after: the parts after it, in the order of their worth.
-        done: the part of the bar that is full, up to 1.
-        width: columns that the line may take.
-        filled: the character of the full part.
+        width: columns that the line may take; None where all parts fit, as in a notebook.
 
     Returns:
-        A line of at most `width` columns.
+        tqdm's format of a line of less than `width` columns.
     """
-    kept: list[str] = []
+    parts = [part for part in after if part]
+    if width is None:
+        return " ".join([_literal(before), "{bar}", *map(_literal, parts)])
+    shown: list[str] = []
     room = width - 1 - len(before) - 1 - _LEAST_BAR
-    for part in filter(None, after):
+    for part in parts:
         if len(part) + 1 > room:
             break
-        kept.append(part)
+        shown.append(_literal(part))
         room -= len(part) + 1
-    bar = min(_LEAST_BAR + room, _WIDEST_BAR)
-    full = filled * round(bar * min(max(done, 0.0), 1.0))
-    return " ".join([before, *([f"{full:<{bar}}"] if bar >= _LEAST_BAR else []), *kept])[:width]
+    columns = min(_LEAST_BAR + room, _WIDEST_BAR)
+    bar = [f"{{bar:{columns}}}"] if columns >= _LEAST_BAR else []
+    return " ".join([_literal(before[: width - 1]), *bar, *shown])
+
+
+def _literal(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def say(text: str) -> None:
-    """A line on standard error, above the bars where there are some. Nobody reading it is no error."""
-    with contextlib.suppress(OSError, ValueError):
-        with _lock:
-            if _display is not None:
-                from rich.text import Text
-
-                _display.console.print(Text(text), soft_wrap=True)
-                return
-        if sys.stderr is not None:
+    """Writes a line to standard error, above the bars where there are some. Nobody reading it is no error."""
+    with _lock, contextlib.suppress(OSError, ValueError):
+        if _bars:
+            _tqdm()[0].write(text, file=sys.stderr)
+        elif sys.stderr is not None:
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
 

@@ -1,9 +1,9 @@
-"""The safetensors header: a strict parser for files nobody vouches for, and the writer's other half.
+"""The safetensors header: read by the format's own library within bounds, explained where refused, and written.
 
-Layout of a file: 8 bytes little-endian header length, that many bytes of JSON, then the tensors' data with
-no gap. The parser walks the JSON bytes in place and builds only the result. So a header made to exhaust memory is
-refused at its first wrong byte. Every refusal is a `HeaderError` with a reason only; the caller knows the file's
-name.
+Layout of a file: 8 bytes little-endian header length, that many bytes of JSON, then the tensors' data with no gap. The
+library takes a name twice, further fields and 1000 dimensions, and gives 2 GB to a header made for that. So one pattern
+bounds the form first, without keeping anything. A refusal is a `HeaderError` with a reason only; the caller knows the
+file's name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
+
+from safetensors import SafetensorError, safe_open
 
 from flame_train.io.dtypes import DTYPE_OF_TAG, RANK_OF_TAG
 
@@ -21,16 +24,23 @@ MAX_HEADER_BYTES: Final = 100_000_000
 MAX_TENSORS: Final = 1 << 14  # the largest of published models have some 3,000; what is done with each takes time
 MAX_NAME: Final = 1000  # characters; the longest of published models have some 150
 MAX_RANK: Final = 64  # what NumPy can hold
-MAX_ENTRY_BYTES: Final = 4096
 MAX_COUNT: Final = 2**63 - 1
+_MAX_PARSED: Final = 1 << 22  # bytes that Python parses; headers of the largest models have an eighth of that
 
-_TOKENS: Final = {
-    token: re.compile(rb"[ \t\n\r]*+" + re.escape(token) + rb"[ \t\n\r]*+") for token in (b"{", b"}", b":", b",")
-}
-_STRING: Final = re.compile(rb'"(?:[^"\\\x00-\x1f]++|\\.)*+"', re.DOTALL)
-_MINUS_ZERO: Final = re.compile(rb"[\[,\s]-0[\],\s]")  # whole numbers to Python, none to the format's reference reader
-_FLAT_OBJECT: Final = re.compile(rb"\{[^{}]*+\}")
-_PAIRS: Final = json.JSONDecoder(object_pairs_hook=list)
+_STRING: Final = r'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
+_SIZES: Final = rf"\[ (?:[0-9]{{1,19}}+ ,? ){{0,{MAX_RANK}}}+\]"
+_FIELD: Final = rf'"(?:dtype" : "\w*+"|(?:shape|data_offsets)" : {_SIZES})'
+_METADATA: Final = rf"\{{ (?:{_STRING} : {_STRING} ,? ){{0,{MAX_TENSORS}}}+\}}"
+_TENSOR: Final = rf"\{{ (?:{_FIELD} ,? ){{3}}+\}}"
+_ENTRY: Final = rf'(?:"__metadata__" : (?P<metadata>{_METADATA})|{_STRING} : {_TENSOR})'
+_FORM: Final = re.compile(
+    rf"\{{ (?:{_ENTRY} ,? ){{0,{MAX_TENSORS + 1}}}+\}}\x20*+".replace(" ", r"[ \t\n\r]*+").encode(), re.DOTALL
+)
+"""Every header that a writer of the format makes; where commas stand is the library's to check."""
+_OFFSETS: Final = re.compile(
+    rb'"data_offsets"[ \t\n\r]*+:[ \t\n\r]*+\['
+)  # once a tensor: in a string quotes are escaped
+_MINUS_ZERO: Final = re.compile(rb"[\[,\s]-0[\],\s]")  # a whole number to Python, none to the library
 
 
 class HeaderError(ValueError):
@@ -57,31 +67,72 @@ class Header:
     data_bytes: int
 
 
-def parse_header(buffer: Any, begin: int, end: int) -> Header:
-    """Parse the JSON in `buffer[begin:end]` (bytes or a memory map). Raises HeaderError."""
-    cursor = _Cursor(buffer, begin, end)
-    if not cursor.at(b"{"):
+def read_header(path: Path, mapped: Any, end: int) -> Header:
+    """Read the header of a whole file.
+
+    Args:
+        path: the file.
+        mapped: its bytes, as a memory map.
+        end: where its header ends and the data begins.
+
+    Returns:
+        The header as the format's library has it. Where that refuses the file and the header alone is right, the header
+        all the same: `data_bytes` then differs from the bytes that follow.
+
+    Raises:
+        HeaderError: a reason why the header cannot be believed.
+    """
+    form = _FORM.fullmatch(mapped, 8, end)
+    reason = "it is not written as writers of the format do"
+    if form is not None:
+        try:
+            with safe_open(path, framework="np") as file:
+                parts = [(name, file.get_slice(name)) for name in file.offset_keys()]
+                metadata = file.metadata() or {}
+            tensors = _in_place((name, part.get_dtype(), tuple(part.get_shape())) for name, part in parts)
+        except SafetensorError as error:
+            reason = str(error)
+        else:
+            once = len(json.loads(form["metadata"] or b"{}", object_pairs_hook=list)) == len(metadata)
+            once &= len(_OFFSETS.findall(mapped, 8, end)) == len(tensors)
+            if once and len(tensors) <= MAX_TENSORS and all(len(name) <= MAX_NAME for name in tensors):
+                return Header(tensors, metadata, sum(info.nbytes for info in tensors.values()))
+    header = parse_header(bytes(mapped[8 : min(end, 9 + _MAX_PARSED)]))
+    if header.data_bytes == len(mapped) - end:
+        raise HeaderError(f"the header is refused by the safetensors library: {reason}")
+    return header
+
+
+def parse_header(text: bytes) -> Header:
+    """Parse a header alone, tensor by tensor: for a file whose data is elsewhere, and to say what is wrong with one.
+
+    Raises HeaderError.
+    """
+    if not text.startswith(b"{"):
         raise HeaderError("the header does not begin with '{'")
-    tensors: dict[str, TensorInfo] = {}
-    metadata: dict[str, str] | None = None
-    for key in cursor.object_keys("the header"):
-        if key == "__metadata__":
-            if metadata is not None:
-                raise HeaderError("the header holds __metadata__ twice")
-            metadata = _parse_metadata(cursor)
-            continue
-        if len(key) > MAX_NAME:
-            raise HeaderError(
-                f"tensor {_shortened(key)} has a name of {len(key)} characters; at most {MAX_NAME} are read"
-            )
-        if key in tensors:
-            raise HeaderError(f"tensor {key!r} is listed twice")
-        if len(tensors) == MAX_TENSORS:
-            raise HeaderError(f"the header lists more than {MAX_TENSORS} tensors")
-        tensors[key] = _parse_tensor(key, cursor)
-    cursor.only_spaces_left()
-    ordered, total = _check_contiguous(tensors)
-    return Header(ordered, metadata or {}, total)
+    if len(text) > _MAX_PARSED:
+        raise HeaderError(f"the header lists too much, or takes more than {_MAX_PARSED} bytes in a form of its own")
+    try:
+        entries, end = _PAIRS.raw_decode(text.decode("utf-8"))
+        json.dumps(entries, ensure_ascii=False).encode()  # an escaped half of a surrogate pair is no text
+    except UnicodeError as error:
+        raise HeaderError(f"the header is not valid UTF-8 ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise HeaderError(f"the header is not valid JSON ({error})") from None
+    if text.decode()[end:].strip(" "):
+        raise HeaderError(f"the header goes on after its closing brace: {_shortened(text.decode()[end:])}")
+    listed = [(name, fields) for name, fields in entries if name != "__metadata__"]
+    several = [fields for name, fields in entries if name == "__metadata__"]
+    if len(several) > 1:
+        raise HeaderError("the header holds __metadata__ twice")
+    if len(listed) > MAX_TENSORS:
+        raise HeaderError(f"the header lists more than {MAX_TENSORS} tensors")
+    tensors = [_parse_tensor(name, fields) for name, fields in listed]
+    _require_once([info.name for info in tensors], "tensor {} is listed twice")
+    if _MINUS_ZERO.search(text):
+        raise HeaderError("-0 is no size and no place")
+    ordered = _check_contiguous(tensors)
+    return Header(ordered, _parse_metadata(several[0] if several else ()), sum(info.nbytes for info in tensors))
 
 
 def build_header(tensors: Iterable[TensorInfo], metadata: Mapping[str, str]) -> tuple[bytes, list[TensorInfo]]:
@@ -103,108 +154,75 @@ def build_header(tensors: Iterable[TensorInfo], metadata: Mapping[str, str]) -> 
     return len(text).to_bytes(8, "little") + text, placed
 
 
-class _Cursor:
-    """A position in the header's bytes, which moves only past valid syntax."""
-
-    def __init__(self, buffer: Any, begin: int, end: int) -> None:
-        self.buffer = buffer
-        self.position = begin
-        self.end = end
-
-    def at(self, token: bytes) -> bool:
-        return bytes(self.buffer[self.position : min(self.position + len(token), self.end)]) == token
-
-    def take(self, token: bytes) -> bool:
-        return self._skip(_TOKENS[token]) is not None
-
-    def expect(self, token: bytes, where: str) -> None:
-        if not self.take(token):
-            raise HeaderError(f"{where}: expected {token.decode()!r}, found {self.excerpt()}")
-
-    def string(self, where: str) -> str:
-        raw = self._skip(_STRING)
-        if raw is None:
-            raise HeaderError(f"{where}: expected a string, found {self.excerpt()}")
-        try:
-            text: str = json.loads(raw.decode("utf-8"))
-            text.encode("utf-8")  # an escaped half of a surrogate pair passes json but is no text
-        except ValueError as error:
-            raise HeaderError(f"{where}: a string that is not valid UTF-8 JSON ({error})") from None
-        return text
-
-    def flat_object(self, where: str) -> list[tuple[str, Any]]:
-        """The key-value pairs of the small object here, as json has them, repeated keys included."""
-        limit = min(self.position + MAX_ENTRY_BYTES, self.end)
-        match = _FLAT_OBJECT.match(self.buffer, self.position, limit)
-        if match is None:
-            raise HeaderError(f"{where}: expected a short {{...}}, found {self.excerpt()}")
-        self.position = match.end()
-        if _MINUS_ZERO.search(match.group()):
-            raise HeaderError(f"{where}: -0 is no size and no place")
-        try:
-            pairs: list[tuple[str, Any]] = _PAIRS.decode(match.group().decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise HeaderError(f"{where}: not valid JSON ({error})") from None
-        return pairs
-
-    def object_keys(self, where: str) -> Iterable[str]:
-        """Yield each key of the object here; the caller consumes the value before asking for the next."""
-        self.expect(b"{", where)
-        if self.take(b"}"):
-            return
-        while True:
-            key = self.string(where)
-            self.expect(b":", f"{where}, key {_shortened(key)}")
-            yield key
-            if self.take(b"}"):
-                return
-            self.expect(b",", f"{where}, after key {_shortened(key)}")
-
-    def only_spaces_left(self) -> None:
-        rest = self.buffer[self.position : self.end]
-        if bytes(rest).strip(b" "):
-            raise HeaderError(f"the header goes on after its closing brace: {self.excerpt()}")
-
-    def excerpt(self) -> str:
-        found = bytes(self.buffer[self.position : min(self.position + 24, self.end)])
-        return repr(found.decode("utf-8", "replace")) if found else "the end of the header"
-
-    def _skip(self, pattern: re.Pattern[bytes]) -> bytes | None:
-        match = pattern.match(self.buffer, self.position, self.end)
-        if match is None:
-            return None
-        self.position = match.end()
-        return match.group()
+def _in_place(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, TensorInfo]:
+    """Give tensors in file order their sizes and places, which leave no gap."""
+    placed: dict[str, TensorInfo] = {}
+    begin = 0
+    for name, dtype, shape in tensors:
+        nbytes = _nbytes(name, dtype, shape)
+        placed[name] = TensorInfo(name, dtype, shape, nbytes, begin)
+        begin += nbytes
+    return placed
 
 
-def _parse_metadata(cursor: _Cursor) -> dict[str, str]:
-    metadata: dict[str, str] = {}
-    for key in cursor.object_keys("__metadata__"):
-        if key in metadata:
-            raise HeaderError(f"__metadata__ holds {_shortened(key)} twice")
-        metadata[key] = cursor.string(f"__metadata__ value of {_shortened(key)}")
-    return metadata
-
-
-def _parse_tensor(name: str, cursor: _Cursor) -> TensorInfo:
-    where = f"tensor {_shortened(name)}"
-    pairs = cursor.flat_object(where)
-    fields = dict(pairs)
-    if len(pairs) != 3 or fields.keys() != {"dtype", "shape", "data_offsets"}:
-        keys = ", ".join(_shortened(key) for key, _ in pairs)
-        raise HeaderError(f"{where}: expected dtype, shape and data_offsets, once each, found {keys or 'nothing'}")
-    dtype = fields["dtype"]
+def _nbytes(name: str, dtype: Any, shape: tuple[int, ...]) -> int:
+    """Raises HeaderError for an unknown dtype, and sizes beyond 64 bits, zeros aside."""
     if not isinstance(dtype, str) or dtype not in DTYPE_OF_TAG:
-        raise HeaderError(f"{where} has dtype {_shortened(dtype)}; readable are {', '.join(DTYPE_OF_TAG)}")
+        words = f"{_shortened(dtype)}; readable are {', '.join(DTYPE_OF_TAG)}"
+        raise HeaderError(f"tensor {_shortened(name)} has dtype {words}")
+    itemsize = DTYPE_OF_TAG[dtype].itemsize
+    if math.prod(max(size, 1) for size in shape) * itemsize > MAX_COUNT:
+        raise HeaderError(f"tensor {_shortened(name)}: shape {list(shape)} overflows 64 bits")
+    return math.prod(shape) * itemsize
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The pairs of a JSON object, repeated keys included."""
+
+
+_PAIRS: Final = json.JSONDecoder(object_pairs_hook=_Pairs)
+
+
+def _require_once(names: Iterable[str], message: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise HeaderError(message.format(_shortened(name)))
+        seen.add(name)
+
+
+def _parse_metadata(pairs: Any) -> dict[str, str]:
+    if pairs != () and not isinstance(pairs, _Pairs):
+        raise HeaderError(f"__metadata__: expected {{...}}, found {_shortened(pairs)}")
+    for key, value in pairs:
+        if not isinstance(value, str):
+            raise HeaderError(f"__metadata__ value of {_shortened(key)}: expected a string, found {_shortened(value)}")
+    _require_once((key for key, _ in pairs), "__metadata__ holds {} twice")
+    return dict(pairs)
+
+
+def _parse_tensor(name: str, pairs: Any) -> TensorInfo:
+    where = f"tensor {_shortened(name)}"
+    if len(name) > MAX_NAME:
+        raise HeaderError(f"{where} has a name of {len(name)} characters; at most {MAX_NAME} are read")
+    keys = [key for key, _ in pairs] if isinstance(pairs, _Pairs) else []
+    if sorted(keys) != ["data_offsets", "dtype", "shape"]:
+        words = ", ".join(map(_shortened, keys)) or _shortened(pairs)
+        raise HeaderError(f"{where}: expected dtype, shape and data_offsets, once each, found {words}")
+    fields = dict(pairs)
+    dtype = fields["dtype"]
     shape = _counts(fields["shape"], f"{where}: shape")
     offsets = _counts(fields["data_offsets"], f"{where}: data_offsets")
     if len(offsets) != 2 or offsets[1] < offsets[0]:
         raise HeaderError(f"{where}: data_offsets must be [begin, end], found {list(offsets)}")
-    return _checked_tensor(TensorInfo(name, dtype, shape, offsets[1] - offsets[0], offsets[0]))
+    needed, there = _nbytes(name, dtype, shape), offsets[1] - offsets[0]
+    if needed != there:
+        raise HeaderError(f"{where}: shape {list(shape)} of {dtype} takes {needed} bytes, its place holds {there}")
+    return TensorInfo(name, dtype, shape, needed, offsets[0])
 
 
 def _counts(value: Any, where: str) -> tuple[int, ...]:
-    """`value` as sizes. `type() is int`, because JSON's true is an int to Python."""
+    """Take `value` as sizes. `type() is int`, because JSON's true is an int to Python."""
     if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
         raise HeaderError(f"{where} must be a list of whole numbers, found {_shortened(value)}")
     if len(value) > MAX_RANK:
@@ -214,28 +232,17 @@ def _counts(value: Any, where: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _checked_tensor(info: TensorInfo) -> TensorInfo:
-    where = f"tensor {_shortened(info.name)}: shape {list(info.shape)}"
-    itemsize = DTYPE_OF_TAG[info.dtype].itemsize
-    if math.prod(max(size, 1) for size in info.shape) * itemsize > MAX_COUNT:
-        raise HeaderError(f"{where} overflows 64 bits")
-    needed = math.prod(info.shape) * itemsize
-    if needed != info.nbytes:
-        raise HeaderError(f"{where} of {info.dtype} takes {needed} bytes, its place holds {info.nbytes}")
-    return info
-
-
-def _check_contiguous(tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, TensorInfo], int]:
-    """The tensors in file order and the bytes they cover. Raises HeaderError on a hole or an overlap."""
+def _check_contiguous(tensors: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
+    """Bring the tensors into file order. Raises HeaderError on a hole or an overlap."""
     ordered: dict[str, TensorInfo] = {}
     expected = 0
-    for info in sorted(tensors.values(), key=lambda info: (info.begin, info.begin + info.nbytes)):
+    for info in sorted(tensors, key=lambda info: (info.begin, info.begin + info.nbytes)):
         if info.begin != expected:
             kind = "leaves a hole" if info.begin > expected else "overlaps another tensor"
             raise HeaderError(f"tensor {_shortened(info.name)} {kind}: begins at {info.begin}, expected {expected}")
         ordered[info.name] = info
         expected += info.nbytes
-    return ordered, expected
+    return ordered
 
 
 def _shortened(value: Any) -> str:

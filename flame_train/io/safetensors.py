@@ -7,15 +7,15 @@ import math
 import mmap
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from flame_train.disk.atomic_write import write_atomically
-from flame_train.disk.open_folder import Location, path_of
+from flame_train.disk.open_folder import Location, entry_at, path_of
 from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
 from flame_train.io.dtypes import DTYPE_OF_TAG, FLOAT_TAGS, Array, tag_of
 from flame_train.io.header import (
@@ -26,13 +26,13 @@ from flame_train.io.header import (
     TensorInfo,
     build_header,
     parse_header,
+    read_header,
 )
 from flame_train.io.sniff import describe_foreign, refused_by_suffix
 
 __all__ = ["SafetensorsFile", "TensorInfo", "describe", "save_file", "save_stream", "serialize"]
 
 MAX_METADATA_VALUE: Final = 64 * 1024
-_KEPT: Final = 1 << 20  # bytes of a header that is kept parsed; of the largest models they are half of that
 
 
 _HEADERS_ALONE: Final[dict[Path, str]] = {}
@@ -165,7 +165,20 @@ def save_stream(
     if len(header) > MAX_HEADER_BYTES:
         raise OutputError(f"{path}: the header would take {len(header)} bytes; at most {MAX_HEADER_BYTES} allowed")
     total = len(header) + sum(info.nbytes for info in placed)
-    write_atomically(Path(path) if isinstance(path, str) else path, _chunks(header, placed, read), total)
+    place = Path(path) if isinstance(path, str) else path
+    write_atomically(place, _chunks(header, placed, read), total)
+    _require_readable(place)
+
+
+def _require_readable(place: Location) -> None:
+    """Open a written file with the format's library, as every other program will."""
+    try:
+        with entry_at(place) as target, target.folder.errors(target.path), safe_open(target.path, framework="np"):
+            pass
+    except SafetensorError as error:
+        raise OutputError(
+            f"{place}: was written, and the safetensors library refuses it ({error}); check the disk, and try again"
+        ) from error
 
 
 def serialize(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
@@ -249,18 +262,13 @@ def _read_header(path: Path, mapped: Any, whole: bool) -> tuple[int, Header]:
             raise HeaderError(f"the stated header length {length} is over the limit of {MAX_HEADER_BYTES}")
         if length > size - 8:
             raise HeaderError(f"the stated header length {length} goes past the end of the file ({size} bytes)")
-        header = _parsed(bytes(mapped[: 8 + length])) if length <= _KEPT else parse_header(mapped, 8, 8 + length)
+        end = 8 + length
+        header = read_header(path, mapped, end) if whole else parse_header(bytes(mapped[8:end]))
     except HeaderError as error:
         raise ModelFileError(f"{path}: {error}. {remedy}") from None
     if whole:
-        _check_size(path, size, 8 + length + header.data_bytes)
-    return 8 + length, header
-
-
-@lru_cache(maxsize=16)
-def _parsed(begin: bytes) -> Header:
-    """The header of a file that begins so, cached because every stage reads a checkpoint's."""
-    return parse_header(begin, 8, len(begin))
+        _check_size(path, size, end + header.data_bytes)
+    return end, header
 
 
 def _check_size(path: Path, size: int, promised: int) -> None:

@@ -54,7 +54,7 @@ LIES = {
     "header too short": (packed(GOOD, BODY, length=20), "expected|header"),
     "bad JSON": (
         packed(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]', bytes(8)),
-        "expected a short",
+        "not valid JSON",
     ),
     "bad UTF-8": (packed(b'{"\xff\xfe":' + json.dumps(entry()).encode() + b"}", bytes(8)), "UTF-8"),
     "half a surrogate": (packed(b'{"\\ud800":' + json.dumps(entry()).encode() + b"}", bytes(8)), "UTF-8"),
@@ -78,11 +78,16 @@ LIES = {
         "whole numbers",
     ),
     "dtype is a list": (packed({"a": entry() | {"dtype": ["F32"]}}, bytes(8)), "dtype"),
-    "not an object": (packed(b'{"a":[1]}'), "expected a short"),
+    "not an object": (packed(b'{"a":[1]}'), "once each, found \\[1\\]"),
     "nested shape": (packed({"a": entry() | {"shape": [[2]]}}, bytes(8)), "whole numbers"),
     "extra field": (packed({"a": entry() | {"x": 1}}, bytes(8)), "once each"),
     "missing field": (packed({"a": {"dtype": "F32", "shape": [2]}}, bytes(8)), "once each"),
     "text after the brace": (packed(json.dumps(GOOD).encode() + b" x", BODY), "goes on"),
+    "field names in escapes": (
+        packed(b'{"a":{"d\\u0074ype":"F32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
+        "not written as writers of the format do",
+    ),
+    "1000 dimensions": (packed({"a": entry(shape=(1,) * 1000, offsets=(0, 4))}, bytes(4)), "at most 64"),
     "65 dimensions": (packed({"a": entry(shape=(1,) * 65, offsets=(0, 4))}, bytes(4)), "at most 64"),
 }
 OTHER_THINGS = {
@@ -109,6 +114,24 @@ def test_refused_with_reason(tmp_path, content, reason):
     with pytest.raises(ModelFileError, match=rf"(?s)model\.safetensors: .*({reason})") as caught:
         SafetensorsFile(path)
     assert caught.value.exit_code == 3
+
+
+ODD = ("duplicate key", "metadata key twice", "extra field", "1000 dimensions", "field names in escapes")
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_the_library_takes_what_is_refused_here(tmp_path, name):
+    (tmp_path / "x.safetensors").write_bytes(LIES[name][0])
+    with safetensors.safe_open(tmp_path / "x.safetensors", "np") as file:
+        file.keys()
+
+
+def test_names_and_texts_that_look_like_parts_of_a_header_are_read(tmp_path):
+    tensors = {'"data_offsets":[': np.zeros(2), '}"shape": [1]}{': np.ones(3), "__metadata__ ": np.ones(1)}
+    metadata = {'"data_offsets" : [': 'x":', '{"__metadata__":{"': '":"}', "": '\\"'}
+    save_file(tmp_path / "x.safetensors", tensors, metadata)
+    with SafetensorsFile(tmp_path / "x.safetensors") as file:
+        assert (file.shapes, file.metadata) == ({name: each.shape for name, each in tensors.items()}, metadata)
 
 
 def test_space_padding_and_loose_json_are_accepted(tmp_path):

@@ -115,6 +115,17 @@ def test_hash_data_is_over_everything_after_the_header(tmp_path, sample):
     assert hash_data(sample) == hashlib.sha256(raw[begin:]).hexdigest()
 
 
+def test_a_written_file_that_the_package_refuses_is_an_error(tmp_path, monkeypatch):
+    """As after a disk that loses what it was given."""
+
+    def write(place, chunks, total):
+        place.write_bytes(b"".join(chunks)[:-1])
+
+    monkeypatch.setattr("flame_train.io.safetensors.write_atomically", write)
+    with pytest.raises(OutputError, match=r"x\.safetensors: was written, and the safetensors library refuses it"):
+        save_file(tmp_path / "x.safetensors", {"w": np.ones(3)})
+
+
 @st.composite
 def strided_arrays(draw):
     dtype = np.dtype(draw(st.sampled_from(NUMPY_TYPES + FP8)))
