@@ -49,9 +49,9 @@ def train(
     from flame_train.run.commands.stages import train as run
     from flame_train.training.session import Callbacks
 
-    given: object = config
-    if not isinstance(given, (str, os.PathLike, Mapping)):
+    value: object = config
+    if not isinstance(value, (str, os.PathLike, Mapping)):
         expected = "the config's file, or its sections as a mapping"
-        raise TypeError(f"flame_train.train: expected {expected}, got {kind_of(given)}")
+        raise TypeError(f"flame_train.train: expected {expected}, got {kind_of(value)}")
     source = os.fspath(config) if isinstance(config, (str, os.PathLike)) else config
     return run(source, overrides, device, False, callbacks=Callbacks(on_step, on_checkpoint, on_sample))

@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flame_train.commands.arguments import (
+from flame_train.commands.bench import bench_app
+from flame_train.commands.lora_tools import lora_app
+from flame_train.commands.output import Printable, could_show, open_streams, print_error, print_exception, show, tell
+from flame_train.commands.parameters import (
     Arithmetic,
     AsJson,
     Command,
@@ -36,11 +39,7 @@ from flame_train.commands.arguments import (
     families_from,
     presets_from,
 )
-from flame_train.commands.bench import bench_app
-from flame_train.commands.lora import lora_app
-from flame_train.commands.output import Printable, could_show, open_streams, print_error, print_exception, show, tell
-from flame_train.commands.sweep import sweep_app
-from flame_train.commands.train import train_app
+from flame_train.commands.train import sweep_app, train_app
 from flame_train.errors import OutputError
 from flame_train.families import FAMILY_TITLES
 from flame_train.progress import LogLines
@@ -67,7 +66,7 @@ else:
 
 
 def main() -> None:
-    """Entry point of the `flame-train` program. Exits with a code of the table in `errors.py`."""
+    """Is the entry point of the `flame-train` program. Exits with a code of the table in `errors.py`."""
     open_streams()
     ours = logging.getLogger("flame_train")  # not the root: libraries that print their own warnings would do so twice
     handler = LogLines()
@@ -120,7 +119,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _interrupted(debug: bool) -> int:
-    """The exit code after SIGINT: the user's, or OpenBLAS's own, which raises it where it is refused a thread."""
+    """Gives the exit code after SIGINT: the user's, or OpenBLAS's own, raised where it is refused a thread."""
     thread = threading.Thread(target=int)
     try:
         thread.start()
@@ -131,8 +130,8 @@ def _interrupted(debug: bool) -> int:
     return _INTERRUPTED
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"flame-train {__version__}")
         raise typer.Exit
 
@@ -163,7 +162,7 @@ def quickstart(
     # Before NumPy loads. Its matrices are so small that BLAS threads wait for each other more than they work. If
     # another process is busy, they wait ten times as long.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from flame_train.quickstart.command import run
+    from flame_train.quickstart.first_run import run
 
     show(run(directory, device, family), as_json)
 
@@ -217,10 +216,10 @@ def import_(
     debug: Debug = False,
 ) -> None:
     """Make a config of another trainer's: sd-scripts, ai-toolkit, OneTrainer, SimpleTuner and others."""
-    from flame_train.tools.import_config import import_config, told
+    from flame_train.tools.import_config import as_text, import_config
 
     result = import_config(file, output, family, force, partial)
-    show(result, as_json, told(result, verbose))
+    show(result, as_json, as_text(result, verbose))
 
 
 @app.command(epilog='Example: flame-train sample -m base.safetensors --lora lora.safetensors -p "a cat" -o cat.png')
@@ -375,7 +374,7 @@ def gradcheck(
     debug: Debug = False,
 ) -> None:
     """Check the gradient of every differentiable op against finite differences."""
-    from flame_train.tools.gradcheck import run
+    from flame_train.tools.check_gradients import run
 
     result = run(ops or [], device, dtype)
     show(result, as_json)

@@ -14,14 +14,14 @@ from typing import ClassVar, Final
 
 
 def kind_of(value: object) -> str:
-    """A value's type in a message, with the name of its library if that may not be ours: torch.Tensor."""
+    """Returns a value's type in a message, with the name of its library if that may not be ours: torch.Tensor."""
     kind = type(value)
     library = kind.__module__.partition(".")[0]
     return kind.__name__ if library in ("builtins", "numpy", "flame_train") else f"{library}.{kind.__name__}"
 
 
 def shown(name: object) -> str:
-    """`name` as one printable line: control characters and bytes that are not UTF-8 appear escaped."""
+    """Returns `name` as one printable line: control characters and bytes that are not UTF-8 appear escaped."""
     text = str(name)
     if text.isprintable():
         return text
@@ -29,12 +29,12 @@ def shown(name: object) -> str:
 
 
 def lines_shown(text: str) -> str:
-    """`text` with control characters escaped, line ends excepted: no file may control the terminal."""
+    """Returns `text` with control characters escaped, line ends excepted: no file may control the terminal."""
     return "\n".join(shown(line) for line in text.split("\n"))
 
 
 def counted(number: int, one: str, several: str = "") -> str:
-    """A number with what it counts: 1 image, 2 images; `several` where an s is not enough."""
+    """Returns a number with what it counts: 1 image, 2 images; `several` where an s is not enough."""
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
@@ -130,7 +130,7 @@ class OtherRankFailed(FlameError):
 
 
 def exit_status(error: BaseException) -> int:
-    """The exit status of a program that ends with `error`."""
+    """Returns the exit status of a program that ends with `error`."""
     if isinstance(error, OtherRankFailed):
         return error.code
     if isinstance(error, Interrupted):
@@ -161,7 +161,7 @@ _REFUSED: Final = (
 
 
 def of_environment(error: BaseException) -> str:
-    """The resource that the machine refused, for a message; "" for an error of another kind."""
+    """Returns the resource that the machine refused, for a message; "" for an error of another kind."""
     if isinstance(error, OSError) and error.errno in _REFUSED:
         named = f"{shown(error.filename)}: " if error.filename else ""
         return f"{named}the system refused: {error.strerror}"
@@ -173,7 +173,7 @@ def of_environment(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the host or the GPU had no more memory to give."""
+    """Tells whether the host or the GPU had no more memory to give."""
     kind = type(error)
     on_device = kind.__name__ == "OutOfMemoryError" and kind.__module__.split(".")[0] in ("cupy", "torch")
     refused = _is_of_cuda(error) and str(error).startswith(("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY"))
@@ -181,12 +181,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Whether the GPU stopped working. Every later call fails too, until a new process starts."""
+    """Tells whether the GPU stopped working. Every later call fails too, until a new process starts."""
     return isinstance(error, DeviceFault) or (_is_of_cuda(error) and not is_out_of_memory(error))
 
 
 def _is_of_cuda(error: BaseException) -> bool:
-    """Whether CUDA itself said no, in CuPy's words."""
+    """Tells whether CUDA itself said no, in CuPy's words."""
     kind = type(error)
     return kind.__name__ in ("CUDARuntimeError", "CUDADriverError") and kind.__module__.startswith("cupy")
 
@@ -203,7 +203,7 @@ def out_of_memory(remedy: str) -> Iterator[None]:
 
 
 def without_memory(error: BaseException, remedy: str) -> str:
-    """The message for memory that ran out. Python's own error says nothing."""
+    """Returns the message for memory that ran out. Python's own error says nothing."""
     return f"out of memory: {str(error) or 'no more to be had'}; {remedy}"
 
 

@@ -33,20 +33,20 @@ FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
 
 @cache
 def family_data(family: str) -> Mapping[str, Any]:
-    """What a family's `family.toml` says; nothing of one that has none, or is none."""
+    """Returns what a family's `family.toml` says; nothing of one that has none, or is none."""
     file = Path(__file__).parent / "models" / family / "family.toml"
     return tomllib.loads(file.read_text(encoding="utf-8")) if family in FAMILY_TITLES and file.is_file() else {}
 
 
 def with_control_images() -> str:
-    """The models that look at control images, as words of a message."""
-    found = (family_data(family).get("looks_at_control_images") for family in FAMILY_TITLES)
-    *others, last = (name for name in found if name)
+    """Returns the models that look at control images, as words of a message."""
+    titles = (family_data(family).get("looks_at_control_images") for family in FAMILY_TITLES)
+    *others, last = (name for name in titles if name)
     return f"{', '.join(others)} and {last}"
 
 
 def named_by(trainer: str) -> dict[str, str]:
-    """What another trainer's configs call the families: its names, each with the family's here."""
+    """Returns what another trainer's configs call the families: its names, each with the family's here."""
     return {
         name: family
         for family in FAMILY_TITLES

@@ -30,16 +30,16 @@ def choose(
     chosen: set[str] = set()
     idle = []
     for pattern in dict.fromkeys(patterns):
-        found = [name for name in names if any(fnmatchcase(name, g) for g in presets.get(pattern, (pattern,)))]
-        chosen.update(found)
-        idle += [] if found else [pattern]
+        matches = [name for name in names if any(fnmatchcase(name, g) for g in presets.get(pattern, (pattern,)))]
+        chosen.update(matches)
+        idle += [] if matches else [pattern]
     if idle:
         raise ConfigError("\n".join([wrong, *(f"  {p!r}{_hint(p, names, presets)}" for p in idle), advice]))
     return [name for name in names if name in chosen]
 
 
 def _hint(pattern: str, names: Iterable[str], presets: Mapping[str, Sequence[str]]) -> str:
-    """A suggestion: a preset, a whole name, or a glob over the beginning or end of names.
+    """Returns a suggestion: a preset, a whole name, or a glob over the beginning or end of names.
 
     Of a pattern with a `*` inside, what follows the last one is compared with the ends of names first.
     """

@@ -73,6 +73,7 @@ class Bar:
             _bars.remove(self)
             if not _bars:
                 _screen.close()
+            self.draw()
             self._drawn.close()
 
 
@@ -126,16 +127,16 @@ def bar_format(before: str, after: Sequence[str], *, width: int | None) -> str:
     parts = [part for part in after if part]
     if width is None:
         return " ".join([_literal(before), "{bar}", *map(_literal, parts)])
-    shown: list[str] = []
+    fitting: list[str] = []
     room = width - 1 - len(before) - 1 - _LEAST_BAR
     for part in parts:
         if len(part) + 1 > room:
             break
-        shown.append(_literal(part))
+        fitting.append(_literal(part))
         room -= len(part) + 1
     columns = min(_LEAST_BAR + room, _WIDEST_BAR)
     bar = [f"{{bar:{columns}}}"] if columns >= _LEAST_BAR else []
-    return " ".join([_literal(before[: width - 1]), *bar, *shown])
+    return " ".join([_literal(before[: width - 1]), *bar, *fitting])
 
 
 def _literal(text: str) -> str:
@@ -174,7 +175,7 @@ class _Work:
         self._shown = False
 
     def advance(self, more: float = 1) -> None:
-        """So much more is done."""
+        """Counts so much more as done."""
         now = time.monotonic()
         with _lock:
             self._done += more
@@ -224,12 +225,12 @@ def progress(
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds, as 1:02:03."""
+    """Returns hours, minutes and seconds, as 1:02:03."""
     minutes, s = divmod(int(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02d}:{s:02d}"
 
 
-def elapsed_and_left(elapsed: float, left: float | None) -> str:
-    """As tqdm writes them: 0:01:02<0:10:00."""
-    return f"{clock(elapsed)}<{'-:--:--' if left is None else clock(left)}"
+def elapsed_and_left(elapsed: float, remaining: float | None) -> str:
+    """Writes times as tqdm does: 0:01:02<0:10:00."""
+    return f"{clock(elapsed)}<{'-:--:--' if remaining is None else clock(remaining)}"

@@ -35,7 +35,7 @@ def field(
     aka: tuple[str, ...] = (),
     instead_of: str = "",
 ) -> Any:
-    """A key of a config.
+    """Declares a key of a config.
 
     Args:
         default: the value where the config says nothing.
@@ -53,12 +53,12 @@ def field(
     extra: dict[str, Any] = {"unit": unit, "free": free, "place": place, "aka": list(aka), "only": {}, "leads": False}
     extra["instead_of"] = instead_of
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}
-    given: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
-    return Field(default, description=doc, json_schema_extra=extra, **given)
+    limits: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+    return Field(default, description=doc, json_schema_extra=extra, **limits)
 
 
 def one_or_several(value: Any) -> Any:
-    """A string where several are expected is the only one, and a list is a tuple; a validator, to run before others."""
+    """Takes a string where several are expected as the only one, and a list as a tuple; a validator."""
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
@@ -80,11 +80,11 @@ class Entry(Section):
 
     @classmethod
     def of(cls, section: Section) -> Self:
-        """The entry with the values that its keys have in a section."""
+        """Returns the entry with the values that its keys have in a section."""
         return cls(**{name: getattr(section, name) for name in cls.model_fields})
 
     def problems(self, config: Any) -> Mapping[str, str]:
-        """Problems of its keys that no bound can express, by key; `config` is the whole `Config`."""
+        """Returns problems of its keys that no bound can express, by key; `config` is the whole `Config`."""
         return {}
 
 
@@ -123,23 +123,23 @@ class Table(Mapping[str, type[E]], Generic[E]):
         return len(self._entries)
 
     def chosen(self, section: Section) -> E:
-        """The entry that `section` chooses, with the values of its keys there."""
+        """Returns the entry that `section` chooses, with the values of its keys there."""
         return self[getattr(section, self.key, self.default)].of(section)
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a section that has this table's choice, for `pydantic.create_model`."""
-        found: dict[str, Any] = {}
+        """Returns the fields of a section that has this table's choice, for `pydantic.create_model`."""
+        fields: dict[str, Any] = {}
         if len(self) > 1:
             key = field(self.default, self.doc, aka=self.aka, free=self.free)
             key.json_schema_extra["leads"] = True
             key.json_schema_extra["known"] = {other: entry.name for entry in self.values() for other in entry.aka}
-            found[self.key] = (Literal[tuple(self)], key)
+            fields[self.key] = (Literal[tuple(self)], key)
         for name in dict.fromkeys(name for entry in self.values() for name in entry.model_fields):
-            found[name] = self._shared(name)
-        return found
+            fields[name] = self._shared(name)
+        return fields
 
     def _shared(self, name: str) -> tuple[Any, FieldInfo]:
-        """A key that one or several entries have. Where their defaults differ, the chosen entry's holds."""
+        """Returns a key that one or several entries have. Where their defaults differ, the chosen entry's holds."""
         owners = {entry.name: entry.model_fields[name] for entry in self.values() if name in entry.model_fields}
         first = next(iter(owners.values()))
         assert isinstance(first.json_schema_extra, dict)
@@ -156,18 +156,19 @@ class Table(Mapping[str, type[E]], Generic[E]):
 
 
 def entries_in(package: str, kind: type[E]) -> list[type[E]]:
-    """Every subclass of `kind` with a `name`, from all modules below `package`, in the order of modules and lines.
+    """Returns every subclass of `kind` with a `name`, from all modules below `package`, in the order of modules and
+    lines.
 
     So an entry needs its file only; no list names it. Raises TypeError for one that lacks a method of its interface.
     """
     prefix = f"{package}."
     for module in sorted(pkgutil.walk_packages(sys.modules[package].__path__, prefix), key=lambda module: module.name):
         importlib.import_module(module.name)
-    found = [entry for entry in _below(kind) if entry.__module__.startswith(f"{package}.")]
-    for entry in found:
+    entries = [entry for entry in _below(kind) if entry.__module__.startswith(f"{package}.")]
+    for entry in entries:
         if lacking := sorted(getattr(entry, "__abstractmethods__", ())):
             raise TypeError(f"{entry.__module__}.{entry.__name__} lacks {', '.join(lacking)} of {kind.__name__}")
-    return found
+    return entries
 
 
 def _below(kind: type[E]) -> Iterator[type[E]]:
@@ -178,10 +179,10 @@ def _below(kind: type[E]) -> Iterator[type[E]]:
 
 
 def choices(*tables: Table[Any]) -> Callable[[type[S]], type[S]]:
-    """A class decorator: the section gets the key of each table, and the keys of all its entries."""
+    """Returns a class decorator: the section gets the key of each table, and the keys of all its entries."""
 
     def add(section: type[S]) -> type[S]:
-        fields = {name: made for table in tables for name, made in table.fields().items()}
+        fields = {name: declared for table in tables for name, declared in table.fields().items()}
         whole: type[S] = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
         whole.__doc__ = section.__doc__
         whole.tables = tables  # type: ignore[attr-defined]
@@ -191,7 +192,7 @@ def choices(*tables: Table[Any]) -> Callable[[type[S]], type[S]]:
 
 
 def reserved_key(name: str, kind: type, info: Any) -> Callable[[type[S]], type[S]]:
-    """A class decorator: the section gets the key `name`, a word that Python keeps for itself."""
+    """Returns a class decorator: the section gets the key `name`, a word that Python keeps for itself."""
 
     def add(section: type[S]) -> type[S]:
         fields: dict[str, Any] = {name: (kind, info)}
@@ -203,14 +204,14 @@ def reserved_key(name: str, kind: type, info: Any) -> Callable[[type[S]], type[S
 
 
 def entries_of(section: Section) -> list[Entry]:
-    """The entries that a section chooses or always has, each with the values of its keys."""
+    """Returns the entries that a section chooses or always has, each with the values of its keys."""
     tables: tuple[Table[Any], ...] = getattr(section, "tables", ())
     always: tuple[type[Entry], ...] = getattr(section, "entries", ())
     return [*(table.chosen(section) for table in tables), *(entry.of(section) for entry in always)]
 
 
 def keys_of(entries: Sequence[type[Entry]]) -> Callable[[type[S]], type[S]]:
-    """A class decorator: the section gets the keys of all `entries`, none of which is chosen: all are there."""
+    """Returns a class decorator: the section gets the keys of all `entries`, none of which is chosen: all are there."""
 
     def add(section: type[S]) -> type[S]:
         fields: dict[str, Any] = {

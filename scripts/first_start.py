@@ -48,7 +48,7 @@ watch(cublaslt.CublasLt, "_choose", "cuBLASLt's algorithms")
 from flame_train.run.commands import stages
 from flame_train.run.encode import encode
 from flame_train.run.plan import encoding, plan
-from flame_train.run.train import train
+from flame_train.run.train import train_run
 watch(plan, "check", "stage: check")
 watch(plan, "make_plan", "stage: plan")
 watch(stages, "_predicted", "prediction, on a thread")
@@ -57,7 +57,7 @@ watch(stages, "encode", "stage: encode")
 watch(encode, "_encode_captions", "captions encoded")
 watch(encode, "_encode_images", "images encoded")
 watch(encode, "load_encoders", "text encoders loaded")
-watch(train, "loaded", "denoiser loaded")
+watch(train_run, "load_networks", "denoiser loaded")
 from flame_train.networks import fixed_batch
 watch(fixed_batch._Program, "start", "encoders' batches begun, with their first runs and captures")
 watch(stages, "train_run", "stage: train")

@@ -29,8 +29,8 @@ from flame_train.engine.backend.cuda.nvrtc import TEXT_OPTIONS, file_text, inclu
 from flame_train.engine.backend.cuda.prebuilt import PACKAGE, compiler_version, kernel_path
 from flame_train.engine.shape_run import Gpu, KernelRequests
 from flame_train.run.memory.prediction import predicted_memory
-from flame_train.run.plan.plan import planned
-from flame_train.training.stop import StopRequest
+from flame_train.run.plan.plan import plan_run
+from flame_train.training.session import StopRequest
 
 SETTINGS: Final = (
     (),
@@ -80,7 +80,7 @@ class Kernel:
 def requested(model: str, gpu: Gpu, settings: Sequence[str], folder: Path) -> KernelRequests:
     """What a run of the model launches there, on an empty checkpoint in `folder`."""
     asked = load_located(str(prepared(folder, model)), [*settings, f"output.dir={folder / 'run'}"])
-    return predicted_memory(planned(asked, None, StopRequest()), gpu).kernels
+    return predicted_memory(plan_run(asked, None, StopRequest()), gpu).kernels
 
 
 def kernels(requests: KernelRequests, architecture: str) -> Iterable[Kernel]:

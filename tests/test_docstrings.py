@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "flame_train"
 FEW = 4
 EVERYWHERE = frozenset({"Launcher", "Namespace"})
 """What kernels and references take: the classes say what they are."""
-HELP = frozenset({"cli.py", "commands/bench.py", "commands/lora.py", "commands/sweep.py", "commands/train.py"})
+HELP = frozenset({"cli.py", "commands/bench.py", "commands/lora_tools.py", "commands/train.py"})
 """The docstring of a command is its `--help`, where each option has a line already."""
 
 

@@ -20,7 +20,7 @@ from flame_train import cli
 from flame_train.config.foreign.recognize import PROGRAMS
 from flame_train.config.keys import keys
 from flame_train.engine import functional
-from flame_train.tools.presets import names, recipes
+from flame_train.tools.init import names, recipes
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts" / "site"))

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from flame_train.commands.arguments import (
+from flame_train.commands.output import show
+from flame_train.commands.parameters import (
     Arithmetic,
     AsJson,
     BenchModel,
@@ -23,7 +24,6 @@ from flame_train.commands.arguments import (
     Quantize,
     Transport,
 )
-from flame_train.commands.output import show
 
 bench_app = typer.Typer(cls=Group)
 

@@ -84,8 +84,8 @@ def _print(text: str, err: bool = False) -> None:
 
     drawn = Text()
     for line in text.split("\n"):
-        begun = next((words for words in _STYLES if line.startswith(words)), "")
-        drawn.append(begun, _STYLES.get(begun)).append(f"{line.removeprefix(begun)}\n")
+        label = next((words for words in _STYLES if line.startswith(words)), "")
+        drawn.append(label, _STYLES.get(label)).append(f"{line.removeprefix(label)}\n")
     Console(file=stream, highlight=False).print(drawn, end="", soft_wrap=True)
 
 
@@ -109,7 +109,7 @@ def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> N
 
 
 def _strict(value: Any) -> Any:
-    """NaN and infinity, which JSON has not, as null; as names, in words."""
+    """Puts null for NaN and infinity, which JSON has not; as names, their words."""
     if isinstance(value, Mapping):
         unsaid = {name: str(name) for name in value if isinstance(name, float) and not math.isfinite(name)}
         return {unsaid.get(name, name): _strict(item) for name, item in value.items()}
@@ -132,12 +132,12 @@ def _lines(table: Mapping[str, Any], indent: str) -> list[str]:
 
 
 def without_files(plan: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A result for a reader: the line for each image is in the JSON and in the run folder only."""
+    """Returns a result for a reader: the line for each image is in the JSON and in the run folder only."""
     return {name: value for name, value in plan.items() if name != "files"}
 
 
 def _is_rows(value: Any) -> bool:
-    """A list of mappings with the same keys."""
+    """Tells whether it is a list of mappings with the same keys."""
     return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
@@ -207,21 +207,21 @@ _PARSERS_WORDS: Final[dict[str, Any]] = {
 
 
 def _of_usage(error: Any) -> str:
-    """The parser's complaint in the shape of all others, with the command that lists the options."""
-    said = " ".join(error.format_message().split()).rstrip(".")
+    """Returns the parser's complaint in the shape of all others, with the command that lists the options."""
+    text = " ".join(error.format_message().split()).rstrip(".")
     for theirs, ours in _PARSERS_WORDS.items():
-        said = re.sub(theirs, ours, said)
+        text = re.sub(theirs, ours, text)
     command = error.ctx.command_path if getattr(error, "ctx", None) is not None else "flame-train"
-    return f"{said}; see {command} --help"
+    return f"{text}; see {command} --help"
 
 
 def print_error(message: str) -> None:
-    """One line about what went wrong."""
+    """Prints one line about what went wrong."""
     tell(f"error: {message}")
 
 
 def tell(message: str) -> None:
-    """One line on standard error."""
+    """Prints one line on standard error."""
     with contextlib.suppress(OSError):  # the terminal was closed: the exit status still reports
         _print(lines_shown(message), err=True)
 
@@ -230,12 +230,12 @@ class Printable(logging.Formatter):
     """A formatter of log lines that escapes control characters, so that no file controls the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Returns the line."""
         return lines_shown(super().format(record))
 
 
 def _saved_trace() -> str:
-    """Where the traceback of the error being handled was written, as the end of a sentence."""
+    """Writes the traceback of the error being handled to a file. Returns where, as the end of a sentence."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="flame-train-bug-", suffix=".txt", delete=False, encoding="utf-8"

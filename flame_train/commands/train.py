@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from flame_train.commands.arguments import (
+from flame_train.commands.output import show, without_files
+from flame_train.commands.parameters import (
     AsJson,
     ConfigFile,
     ConfigOption,
@@ -26,18 +27,18 @@ from flame_train.commands.arguments import (
     RunFolderPath,
     Steps,
     Transport,
+    device_name,
     memory_budget,
     one_config,
     with_shorthands,
 )
-from flame_train.commands.output import show, without_files
 from flame_train.families import FAMILY_TITLES
 
 train_app = typer.Typer()
 
 
 def _training(family: str | None) -> Callable[..., None]:
-    """The command that trains, for any family or for one."""
+    """Returns the command that trains, for any family or for one."""
 
     def command(
         file: ConfigFile = None,
@@ -97,9 +98,9 @@ def _training(family: str | None) -> Callable[..., None]:
         if not result:  # only the leading one of several processes has one
             return
         if dry_run:
-            from flame_train.run.commands.describe import told
+            from flame_train.run.commands.describe import as_text
 
-            show(result, as_json, told(result))
+            show(result, as_json, as_text(result))
         else:
             from flame_train.run.finish.finish import for_reader
 
@@ -173,7 +174,58 @@ def dataset(
     debug: Debug = False,
 ) -> None:
     """Report on a config's images: buckets with contact sheets, duplicates, tiny and blurred ones."""
-    from flame_train.run.commands.dataset import report
+    from flame_train.run.commands.dataset_report import report
 
     result = report(config, overrides or [], output, force)
     show(result if as_json else without_files(result), as_json)
+
+
+sweep_app = typer.Typer()
+
+
+@sweep_app.command("sweep")
+def sweep_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="TOML file with config, folder, and grid or runs.")],
+    where: Annotated[
+        Literal["here", "slurm", "ray"], typer.Option("--where", help="slurm: write an array's script and stop.")
+    ] = "here",
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device",
+            parser=device_name,
+            metavar="cuda|cuda:N|cpu",
+            help="One run at a time on each; repeatable. Here, default: every GPU.",
+        ),
+    ] = None,
+    status: Annotated[bool, typer.Option("--status", help="Only show the table of runs.")] = False,
+    only: Annotated[int | None, typer.Option("--only", help="Train one run in this process, by its number.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Train the runs of a sweep that are not done yet, and show all of them."""
+    if only is not None:
+        from flame_train.run.commands.stages import train
+        from flame_train.sweep.many_runs import one_of
+
+        config, overrides = one_of(file, only)
+        show(train(config, overrides, (device or ["cuda"])[0], False), as_json)
+        return
+    from flame_train.sweep.many_runs import sweep
+
+    devices = device or (["cuda"] if where != "here" or status else _every_gpu())
+    result, code = sweep(file, where, devices, status)
+    show(result, as_json)
+    sys.stdout.flush()
+    _end_with(code)
+
+
+def _end_with(code: int) -> None:
+    raise typer.Exit(code)
+
+
+def _every_gpu() -> list[str]:
+    """Returns every GPU of this machine; without one the error of a device that is not there."""
+    from flame_train.engine.backend.cuda import gpu_count
+
+    return [f"cuda:{number}" for number in range(gpu_count())] or ["cuda"]

@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from flame_train.disk.atomic_write import remove_stale
-from flame_train.disk.files import disk_errors
 from flame_train.disk.open_folder import folder_below
+from flame_train.disk.preflight import disk_errors
 from flame_train.disk.system import BINARY, NONBLOCK
 from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
 from flame_train.io.digests import Digests

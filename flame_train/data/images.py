@@ -24,8 +24,8 @@ from flame_train.data.buckets import Size
 from flame_train.data.colour import WHITE, alpha_of, has_alpha, inverted, to_rgb, values_of, white_is_zero
 from flame_train.data.file_reading import read_bytes
 from flame_train.errors import DataError, OutputError, shown
-from flame_train.io.checked_json import read_checked, write_checked
 from flame_train.io.digests import Digests
+from flame_train.io.json_values import read_checked, write_checked
 
 MAX_PIXELS = 89_478_485  # Pillow's own bound, at which it only warns: 256 MiB of RGB
 MAX_FILE_BYTES = 1 << 30

@@ -15,14 +15,12 @@ import os
 import stat
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import IO, Final
 
 from flame_train.disk.failpoint import fail_point
-from flame_train.disk.files import disk_errors, free_bytes, is_temporary, refuse_folder, temporary_name
-from flame_train.disk.locks import lock
 from flame_train.disk.open_folder import FolderEntry, Location, OpenFolder, entry_at, path_of
-from flame_train.disk.system import NONBLOCK
+from flame_train.disk.preflight import disk_errors, free_bytes, is_temporary, refuse_folder, temporary_name
+from flame_train.disk.system import NONBLOCK, lock
 
 _YOUNG: Final = 60.0  # seconds: a file this young may be one that its writer has closed to rename it
 
@@ -96,7 +94,7 @@ def _close(stream: IO[bytes]) -> None:
 
 
 def create_temporary(folder: OpenFolder, name: str) -> tuple[str, int]:
-    """A new file for what will become `name`: its name, and a descriptor that is locked. Raises OSError."""
+    """Returns a new file for what will become `name`: its name, and a descriptor that is locked. Raises OSError."""
     while True:
         temporary = temporary_name(name)
         descriptor = folder.file(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -106,7 +104,7 @@ def create_temporary(folder: OpenFolder, name: str) -> tuple[str, int]:
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether a file that was just made is its maker's: no other process has locked it, to remove it."""
+    """Locks a file just made. Returns whether it is ours: no other process has locked it, to remove it."""
     try:
         lock(descriptor)
     except BlockingIOError:
@@ -127,30 +125,24 @@ def remove_stale(folder: OpenFolder) -> None:
 def _remove_if_dead(folder: OpenFolder, name: str) -> None:
     descriptor = folder.file(name, os.O_RDWR | NONBLOCK)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             return
         lock(descriptor)
         if not folder.closes_first:
             folder.remove(name)
     finally:
         os.close(descriptor)
-    if folder.closes_first and time.time() - found.st_mtime > _YOUNG:
+    if folder.closes_first and time.time() - status.st_mtime > _YOUNG:
         folder.remove(name)
 
 
-def remove_stale_at(folder: Path) -> None:
-    """As `remove_stale`, of a path; does nothing without a readable folder."""
-    with contextlib.suppress(OSError), OpenFolder.open(folder) as held:
-        remove_stale(held)
-
-
 def remove(place: Location) -> bool:
-    """Whether there was a file `place` to remove. Raises OutputError if it cannot be removed."""
+    """Removes the file `place`. Returns whether there was one. Raises OutputError if it cannot be removed."""
     with disk_errors(path_of(place)), entry_at(place) as target:
         target.folder.check()
-        found = target.folder.lstat(target.name)
-        if found is None or not stat.S_ISREG(found.st_mode):
+        status = target.folder.lstat(target.name)
+        if status is None or not stat.S_ISREG(status.st_mode):
             return False
         target.folder.remove(target.name)
         target.folder.sync()

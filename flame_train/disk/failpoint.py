@@ -72,7 +72,7 @@ def _parsed(text: str) -> _Point:
 
 
 def _due(name: str) -> str:
-    """The action that is armed for `name` this time; "" if none is."""
+    """Finds the action that is armed for `name` this time; "" if none is."""
     for point in _armed:
         if point.name == name:
             point.reached += 1

@@ -36,13 +36,13 @@ class FolderHandle(Protocol):
         """Make the names durable, if the system can."""
 
     def status(self) -> os.stat_result:
-        """By which the folder is known again."""
+        """Returns the status by which the folder is known again."""
 
     def is_removed(self) -> bool:
-        """Whether the folder is known to be gone."""
+        """Tells whether the folder is known to be gone."""
 
     def now(self) -> Path | None:
-        """Where the folder is now, if the system knows."""
+        """Returns where the folder is now, if the system knows."""
 
     def close(self) -> None: ...
 
@@ -142,7 +142,7 @@ class PathHandle:
         shutil.rmtree(self._at(name))
 
     def sync(self) -> None:
-        """Nothing: the system syncs files alone."""
+        """Does nothing: the system syncs files alone."""
 
     def status(self) -> os.stat_result:
         return self._status
@@ -154,10 +154,10 @@ class PathHandle:
         return None
 
     def close(self) -> None:
-        """Nothing: no folder is open."""
+        """Does nothing: no folder is open."""
 
     def _at(self, name: str) -> Path:
-        """The path of a name in the folder, which must still be there."""
+        """Returns the path of a name in the folder, which must still be there."""
         if os.path.basename(name) != name or name in ("", ".", ".."):
             raise OSError(errno.EINVAL, "not a name in a folder")
         self._check()
@@ -170,17 +170,17 @@ class PathHandle:
             raise OSError(errno.ESTALE, "the folder was replaced by another")
 
     def _found(self) -> os.stat_result:
-        """The status of the path: a folder, and below another handle's no link to one."""
-        found = os.stat(self._path) if self._parent is None else os.lstat(self._path)
-        if _is_link(found):
+        """Returns the status of the path: a folder, and below another handle's no link to one."""
+        status = os.stat(self._path) if self._parent is None else os.lstat(self._path)
+        if _is_link(status):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        return found
+        return status
 
 
 def open_handle(path: Path) -> FolderHandle:
-    """A handle on the folder that `path` leads to, by links too. Raises OSError."""
+    """Returns a handle on the folder that `path` leads to, by links too. Raises OSError."""
     return DescriptorHandle(os.open(path, os.O_RDONLY | _known(FOLDER))) if _HAS_DESCRIPTORS else PathHandle(path)
 
 
@@ -198,16 +198,16 @@ def _known(flag: int | None) -> int:
     return flag
 
 
-def _is_link(found: os.stat_result) -> bool:
-    """Whether this is a symbolic link or, on Windows, a junction."""
+def _is_link(status: os.stat_result) -> bool:
+    """Tells whether this is a symbolic link or, on Windows, a junction."""
     junction = getattr(stat, "IO_REPARSE_TAG_MOUNT_POINT", None)
-    return stat.S_ISLNK(found.st_mode) or (junction is not None and getattr(found, "st_reparse_tag", 0) == junction)
+    return stat.S_ISLNK(status.st_mode) or (junction is not None and getattr(status, "st_reparse_tag", 0) == junction)
 
 
 def _refuse_special(path: Path) -> None:
     """Raises OSError unless it is a plain file: a link would be followed, a pipe would block."""
-    found = os.lstat(path)
-    if _is_link(found):
+    status = os.lstat(path)
+    if _is_link(status):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a plain file")

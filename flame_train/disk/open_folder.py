@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from flame_train.disk.files import disk_errors, disk_message
 from flame_train.disk.folder_handle import FolderHandle, open_handle
+from flame_train.disk.preflight import disk_errors, disk_message
 from flame_train.disk.system import NONBLOCK
 from flame_train.errors import OutputError
 
@@ -39,21 +39,21 @@ class OpenFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """The folder that `path` leads to, by links too. Raises OSError."""
+        """Returns the folder that `path` leads to, by links too. Raises OSError."""
         return cls(path, open_handle(path))
 
     def __truediv__(self, name: str) -> FolderEntry:
         return FolderEntry(self, name)
 
     def folder(self, name: str, *, make: bool = False) -> OpenFolder:
-        """The folder `name` in this one, held. Raises OSError: also where it is a link."""
+        """Returns the folder `name` in this one, held. Raises OSError: also where it is a link."""
         if make:
             with contextlib.suppress(FileExistsError):
                 self.make_folder(name)
         return OpenFolder(self.path / name, self._handle.folder(name), self)
 
     def make_folder(self, name: str) -> None:
-        """A new folder `name` in this one. Raises OSError: also where there is something of that name."""
+        """Makes a folder `name` in this one. Raises OSError: also where there is something of that name."""
         self._handle.make_folder(name)
 
     @property
@@ -62,22 +62,22 @@ class OpenFolder:
         return self._handle.closes_first
 
     def file(self, name: str, flags: int, mode: int = 0o666) -> int:
-        """A descriptor of the file `name` in this folder. Raises OSError: also where it is a link."""
+        """Returns a descriptor of the file `name` in this folder. Raises OSError: also where it is a link."""
         return self._handle.file(name, flags, mode)
 
     def names(self) -> list[str]:
-        """The names in this folder, sorted. Raises OSError."""
+        """Returns the names in this folder, sorted. Raises OSError."""
         return sorted(self._handle.names())
 
     def lstat(self, name: str) -> os.stat_result | None:
-        """The status of `name`, of a link itself and not its target; None if it does not exist. Raises OSError."""
+        """Gives the status of `name`, of a link itself, not its target; None if it does not exist. Raises OSError."""
         try:
             return self._handle.lstat(name)
         except FileNotFoundError:
             return None
 
     def plain_file(self, name: str, flags: int) -> int:
-        """A descriptor of a plain file in this folder. Raises OSError: also for a pipe, which is not waited for."""
+        """Opens a plain file in this folder, a descriptor. Raises OSError: also for a pipe, which is not waited for."""
         descriptor = self.file(name, flags | NONBLOCK)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -85,34 +85,34 @@ class OpenFolder:
         return descriptor
 
     def reading(self, name: str) -> IO[bytes]:
-        """A plain file, opened to be read. Raises OSError: also where there is none."""
+        """Returns a plain file, opened to be read. Raises OSError: also where there is none."""
         return os.fdopen(self.plain_file(name, os.O_RDONLY), "rb")
 
     def appending(self, name: str) -> IO[bytes]:
-        """A plain file, opened to be written to its end, and made if it is not there. Raises OSError."""
+        """Returns a plain file, opened to be written to its end, and made if it is not there. Raises OSError."""
         return os.fdopen(self.plain_file(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0)
 
     def read(self, name: str, limit: int) -> bytes:
-        """At most `limit` bytes of a plain file. Raises OSError: also where there is none."""
+        """Returns at most `limit` bytes of a plain file. Raises OSError: also where there is none."""
         with self.reading(name) as file:
             return file.read(limit)
 
     def tail(self, name: str, limit: int) -> bytes:
-        """The last bytes of a plain file, at most `limit`. Raises OSError: also where there is none."""
+        """Returns the last bytes of a plain file, at most `limit`. Raises OSError: also where there is none."""
         with self.reading(name) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
             return file.read(limit)
 
     def rename(self, name: str, new: str) -> None:
-        """`name` becomes `new`, both in this folder. Raises OSError."""
+        """Renames `name` to `new`, both in this folder. Raises OSError."""
         self._handle.rename(name, new)
 
     def remove(self, name: str, *, missing_ok: bool = False) -> None:
         """Removes a file, a link, or a folder with its content; never the target of a link."""
-        found = self.lstat(name)
-        if found is not None and stat.S_ISDIR(found.st_mode):
+        status = self.lstat(name)
+        if status is not None and stat.S_ISDIR(status.st_mode):
             self._handle.remove_folder(name)
-        elif found is not None or not missing_ok:
+        elif status is not None or not missing_ok:
             self._handle.remove_file(name)
 
     def sync(self) -> None:
@@ -124,12 +124,12 @@ class OpenFolder:
         if self._parent is not None:
             self._parent.check()
         try:
-            found = os.stat(self.path) if self._parent is None else self._parent.lstat(self.path.name)
+            status = os.stat(self.path) if self._parent is None else self._parent.lstat(self.path.name)
         except OSError as error:
             if error.errno not in _GONE:
                 return  # nobody knows; what is written is written below the handle all the same
-            found = None
-        if found is None or not os.path.samestat(found, self._handle.status()):
+            status = None
+        if status is None or not os.path.samestat(status, self._handle.status()):
             raise FolderLost(
                 f"{self.path}: was moved, removed or replaced while it was being written to; {self._whereabouts()}. "
                 "The run wrote nothing into the present one"
@@ -144,11 +144,11 @@ class OpenFolder:
         return f"the run is in {now}: to continue from there, set output.dir to it, or move it back"
 
     def now(self) -> Path | None:
-        """Where the folder is now; None if it was removed or the system does not know."""
+        """Returns where the folder is now; None if it was removed or the system does not know."""
         return None if self._handle.is_removed() else self._handle.now()
 
     def follow(self) -> None:
-        """From here on messages name the folder's present path, if the system knows it."""
+        """Has messages name from here on the folder's present path, if the system knows it."""
         self.path = self.now() or self.path
 
     @contextmanager
@@ -194,18 +194,18 @@ Location = Path | FolderEntry
 
 
 def path_of(place: Location) -> Path:
-    """What messages call it."""
+    """Returns what messages call it."""
     return place.path if isinstance(place, FolderEntry) else place
 
 
 def open_folder(place: Location) -> OpenFolder:
-    """The folder at `place`, held. Raises OSError."""
+    """Returns the folder at `place`, held. Raises OSError."""
     return place.folder.folder(place.name) if isinstance(place, FolderEntry) else OpenFolder.open(place)
 
 
 @contextmanager
 def folder_below(folder: Path, *names: str, make: bool = False) -> Iterator[OpenFolder]:
-    """The folder of these names, one in another, below `folder`: each held, none a link. Raises OSError.
+    """Opens the folder of these names, one in another, below `folder`: each held, none a link. Raises OSError.
 
     `make`: those that are not there are made.
     """
@@ -218,7 +218,7 @@ def folder_below(folder: Path, *names: str, make: bool = False) -> Iterator[Open
 
 @contextmanager
 def entry_at(place: Location) -> Iterator[FolderEntry]:
-    """`place` as a name in a held folder; that of a plain path is held meanwhile. Raises OutputError without one."""
+    """Holds the folder of `place` and gives its name there. Raises OutputError without one."""
     if isinstance(place, FolderEntry):
         yield place
         return

@@ -23,7 +23,7 @@ class Collectives(Protocol):
         """Makes a contiguous array of the device, fp32 or bf16, the sum over all processes, in place."""
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """The bytes of each process, by rank. Waits for all."""
+        """Returns the bytes of each process, by rank. Waits for all."""
 
     def abort(self, code: int) -> None:
         """Ends all processes with this exit code where the transport can, else this one. Does not return."""
@@ -60,7 +60,7 @@ class ProcessGroup:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Within, this process waits for all others. `Watch` ends all of them where one does not come."""
+        """Marks that this process waits for all others. `Watch` ends all of them where one does not come."""
         self.met += 1
         self.waits = True
         try:
@@ -69,7 +69,7 @@ class ProcessGroup:
             self.waits = False
 
     def all_gather(self, text: str) -> list[str]:
-        """The text of each process, by rank."""
+        """Returns the text of each process, by rank."""
         if self.collectives is None:
             return [text]
         with self.meeting():
@@ -77,7 +77,7 @@ class ProcessGroup:
         return [raw.decode("utf-8", "surrogatepass") for raw in gathered]
 
     def broadcast(self, answer: bool) -> bool:
-        """The leading process's answer, in all: where each looks at a shared disk, one may see an older state."""
+        """Gives the leading process's answer, in all: where each looks at a shared disk, one may see an older state."""
         return self.all_gather("yes" if answer else "no")[0] == "yes"
 
     @contextmanager
@@ -111,11 +111,11 @@ class ProcessGroup:
         raise error
 
     def is_shared(self, error: BaseException) -> bool:
-        """Whether all processes end with this error, or with the news of it; so that none waits for another."""
+        """Tells whether all processes end with this error, or with the news of it; so that none waits for another."""
         return self.world == 1 or error in self._agreed or isinstance(error, NonFiniteError | Interrupted)
 
     def share(self, items: int) -> range:
-        """The items, by number, that are this process's part of some work."""
+        """Returns the items, by number, that are this process's part of some work."""
         return range(self.rank, items, self.world)
 
 
@@ -143,7 +143,7 @@ class _Silent:
 
 
 def simulated_group(processes: int) -> ProcessGroup:
-    """The first of so many processes, without the others: for runs on shapes alone."""
+    """Returns the first of so many processes, without the others: for runs on shapes alone."""
     return ProcessGroup(0, processes, _Silent() if processes > 1 else None)
 
 

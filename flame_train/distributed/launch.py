@@ -19,7 +19,7 @@ from typing import Final
 
 from flame_train.errors import STOPPING, ConfigError, EnvironmentFault
 
-from .environment import read_rank_info
+from .join import read_rank_info
 
 _WARNING: Final = STOPPING[-1]  # SIGUSR1, which Open MPI passes on
 _PR_SET_PDEATHSIG: Final = 1  # of Linux's prctl
@@ -51,12 +51,12 @@ def start(processes: int, arguments: Sequence[str]) -> int:
 
 
 def watched(command: Sequence[str]) -> int:
-    """The exit status of a launcher, to which signals that would stop this process are handed on as SIGUSR1."""
-    heard: list[int] = []
+    """Returns the exit status of a launcher, to which signals that would stop this process are handed on as SIGUSR1."""
+    signals: list[int] = []
     launched: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, frame: object) -> None:
-        heard.append(number)
+        signals.append(number)
         for process in launched:
             process.send_signal(_WARNING)
 
@@ -65,22 +65,22 @@ def watched(command: Sequence[str]) -> int:
             signal.signal(number, hand_on)
     # In a session of its own, or Ctrl-C in a terminal would reach it too.
     launched.append(subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_parent))
-    if heard:  # meanwhile
+    if signals:  # meanwhile
         launched[0].send_signal(_WARNING)
     status = launched[0].wait()
-    if heard and status in (128 + _WARNING, -_WARNING):
-        return 128 + heard[0]
+    if signals and status in (128 + _WARNING, -_WARNING):
+        return 128 + signals[0]
     return 128 - status if status < 0 else status
 
 
 def _end_with_parent() -> None:
-    """On Linux: SIGTERM to the process that calls it when its parent has died, even by SIGKILL."""
+    """Has Linux send SIGTERM to the calling process when its parent has died, even by SIGKILL."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def command_of(mpirun: str, processes: int, arguments: Sequence[str], open_mpi: bool, as_root: bool) -> list[str]:
-    """The command line.
+    """Returns the command line.
 
     Open MPI binds each process to a core and has no more of them than cores, unless told so; and refuses root.
 
@@ -100,18 +100,18 @@ def command_of(mpirun: str, processes: int, arguments: Sequence[str], open_mpi: 
 
 
 def without_gpus(arguments: Sequence[str]) -> list[str]:
-    """The arguments without `--gpus N` or `--gpus=N`."""
-    left, following = [], False
+    """Returns the arguments without `--gpus N` or `--gpus=N`."""
+    remaining, following = [], False
     for argument in arguments:
         if following or argument.startswith("--gpus="):
             following = False
         elif argument == "--gpus":
             following = True
         else:
-            left.append(argument)
-    return left
+            remaining.append(argument)
+    return remaining
 
 
 def _is_open_mpi(mpirun: str) -> bool:
-    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
-    return "open mpi" in (said.stdout + said.stderr).lower()
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
+    return "open mpi" in (version.stdout + version.stderr).lower()

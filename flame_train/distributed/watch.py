@@ -24,12 +24,12 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from flame_train.disk.atomic_write import remove_stale, write_unsynced
-from flame_train.disk.files import disk_errors
 from flame_train.disk.open_folder import OpenFolder
+from flame_train.disk.preflight import disk_errors
 from flame_train.disk.system import NONBLOCK, optional_module
 from flame_train.errors import DeviceFault, OutputError, exit_status, lines_shown
 from flame_train.io.json_values import json_tree, number, table, text, whole
-from flame_train.io.owned import SIGNS, is_sign
+from flame_train.io.run_files import SIGNS, is_sign
 
 from .group import ProcessGroup
 
@@ -54,11 +54,11 @@ class Progress:
 
     @classmethod
     def read(cls, sign: Mapping[str, Any]) -> Progress:
-        """As a sign of life says it."""
+        """Reads what a sign of life says."""
         return cls(whole(sign.get("met")) or 0, sign.get("waits") is True, number(sign.get("work")) or 0.0)
 
     def is_beyond(self, other: Progress) -> bool:
-        """Whether a process that was there did something since. What it does while it waits counts for nothing."""
+        """Says whether a process that was there did something since. What it does while it waits counts for nothing."""
         if (self.met, self.waits) != (other.met, other.waits):
             return True
         return not self.waits and self.work >= other.work + _LEAST
@@ -101,8 +101,8 @@ class Watch:
 
     def _refuse_elsewhere(self) -> None:
         """Raises OutputError, in all processes, if one has another folder there than the leading one."""
-        own = f"{socket.gethostname()}, process {os.getpid()}"
-        leading = self._group.all_gather(own)[0]
+        identity = f"{socket.gethostname()}, process {os.getpid()}"
+        leading = self._group.all_gather(identity)[0]
         with self._group.barrier():
             if self._signs is None:
                 with contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ class Watch:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Within, an error that ends this process alone reaches the others, which would wait for it."""
+        """Tells the others of an error that ends this process alone: they would wait for it."""
         try:
             yield
         except Exception as error:
@@ -145,7 +145,7 @@ class Watch:
     def _look(self) -> None:
         others = [rank for rank in range(self._group.world) if rank != self._group.rank]
         begin = time.monotonic()
-        seen: dict[int, tuple[object, float]] = dict.fromkeys(others, (None, begin))
+        last_signs: dict[int, tuple[object, float]] = dict.fromkeys(others, (None, begin))
         moved = {rank: (Progress(), begin) for rank in range(self._group.world)}
         while not self._ended.wait(_EVERY):
             self._write({})
@@ -157,21 +157,21 @@ class Watch:
                     time.sleep(_GRACE)
                     self._end(whole(sign["code"]) or 1, f"rank {rank} failed: {text(sign.get('message'))}")
                 now = time.monotonic()
-                if state != seen[rank][0]:
-                    seen[rank] = state, now
+                if state != last_signs[rank][0]:
+                    last_signs[rank] = state, now
                 if sign is not None:
                     _note_move(moved, rank, Progress.read(sign), now)
-                if now - seen[rank][1] > _SILENT:
+                if now - last_signs[rank][1] > _SILENT:
                     where = f" ({_who(sign)})" if sign else ""
                     self._end(
                         DeviceFault.exit_code, f"rank {rank}{where} has given no sign of life for {_SILENT:.0f} s"
                     )
             if now - max(since for _, since in moved.values()) > _STILL:
-                told = "; ".join(f"rank {rank} {each}" for rank, (each, _) in sorted(moved.items()))
+                positions = "; ".join(f"rank {rank} {each}" for rank, (each, _) in sorted(moved.items()))
                 self._end(
                     DeviceFault.exit_code,
                     f"no process did anything for {_STILL:.0f} s, so one of them does not come where the others wait: "
-                    f"{told}",
+                    f"{positions}",
                 )
 
     def _progress(self) -> Progress:
@@ -204,7 +204,7 @@ class Watch:
                     os.close(descriptor)
 
     def _seen(self, rank: int) -> tuple[dict[str, Any] | None, object]:
-        """What a process wrote, and something that is another with each of its signs of life.
+        """Returns what a process wrote, and something that is another with each of its signs of life.
 
         A network disk asks its server when a file is opened. What it knows of a file that is not opened, such as the
         time of its last change, may be a minute old.
@@ -239,7 +239,7 @@ def _who(sign: dict[str, Any]) -> str:
 
 
 def _worked() -> float:
-    """Processor seconds of this process, and what it reads; without those of the calling thread, which only watches."""
+    """Counts processor seconds of this process, and what it reads, without those of the calling thread."""
     if _RESOURCE is None:
         return time.process_time() - time.thread_time()
     whole, watching = (_RESOURCE.getrusage(kind) for kind in (_RESOURCE.RUSAGE_SELF, _RESOURCE.RUSAGE_THREAD))
@@ -252,7 +252,7 @@ def _worked() -> float:
 
 @contextmanager
 def ending_together(group: ProcessGroup) -> Iterator[None]:
-    """A process that fails by itself says so and ends all. The others would wait for it, and it for them at its end.
+    """Has a process that fails by itself say so and end all. The others would wait for it, and it for them at its end.
 
     Where all fail, each waits until the others have closed what they had open: a launcher ends all when one exits.
     """

@@ -8,7 +8,7 @@ from typing import Final
 
 
 def _by_suffix(kinds: Mapping[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """A pattern of whole names, and the kind that they tell, for each pattern of a suffix."""
+    """Returns a pattern of whole names, and the kind that they tell, for each pattern of a suffix."""
     return tuple((re.compile(rf".*({suffix})"), kind) for suffix, kind in kinds.items())
 
 
@@ -69,30 +69,30 @@ _CHANGES_THE_REST: Final = frozenset(words for _, words in _PARTS[-2:])
 
 
 def parts_of(names: Iterable[str], reads_text: bool) -> dict[str, list[str]]:
-    """Tensors of a LoRA that no module has, by what they are; "" for those of which nothing is known.
+    """Returns tensors of a LoRA that no module has, by what they are; "" for those of which nothing is known.
 
     `reads_text` says that the family's text encoders get LoRAs, so that one of them is misspelt, and not unread.
     """
-    found: dict[str, list[str]] = {}
+    by_part: dict[str, list[str]] = {}
     parts = _PARTS[1:] if reads_text else _PARTS
     for name in names:
-        found.setdefault(next((words for pattern, words in parts if pattern.fullmatch(name)), ""), []).append(name)
-    return found
+        by_part.setdefault(next((words for pattern, words in parts if pattern.fullmatch(name)), ""), []).append(name)
+    return by_part
 
 
 def can_be_left_out(part: str) -> bool:
-    """Whether what is left of a LoRA without this part is as it was meant."""
+    """Tells whether what is left of a LoRA without this part is as it was meant."""
     return part not in _CHANGES_THE_REST
 
 
 def without_place(names: Iterable[str]) -> str | None:
-    """What a LoRA is whose names do not tell where its matrices belong, and why; None for all others."""
+    """Returns what a LoRA is whose names do not tell where its matrices belong, and why; None for all others."""
     every = tuple(names)
     return next((why for pattern, why in _PLACES if any(pattern.fullmatch(name) for name in every)), None)
 
 
 def read_kind(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """What an adapter of these tensors is, if it is of a kind that is read here: "LoRA" as a rule."""
+    """Returns what an adapter of these tensors is, if it is of a kind that is read here: "LoRA" as a rule."""
     for pattern, kind in _READ:
         if any(pattern.fullmatch(name) for name in shapes):
             return kind
@@ -103,11 +103,11 @@ def read_kind(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def other_kind(names: Iterable[str]) -> str | None:
-    """The kind of the adapter with these tensors, if flame-train does not read that kind."""
+    """Returns the kind of the adapter with these tensors, if flame-train does not read that kind."""
     every = tuple(names)
     return next((kind for pattern, kind in _KINDS if any(pattern.fullmatch(name) for name in every)), None)
 
 
 def remedy(kind: str) -> str:
-    """What to do about a kind that `other_kind` names, to be added to a message; empty where nothing is known."""
+    """Gives what to do about a kind that `other_kind` names, to be added to a message; empty where nothing is known."""
     return f": {_WITHOUT_TUCKER}" if kind.startswith(_TUCKER) else ""

@@ -29,18 +29,18 @@ _ROW_SCALE: Final = np.float32(1 / 127)
 
 
 def packed(weights: Weights) -> dict[str, Packed]:
-    """The tensors among `weights` that bitsandbytes packed. Raises ModelFileError if one lacks a part."""
+    """Returns the tensors among `weights` that bitsandbytes packed. Raises ModelFileError if one lacks a part."""
     names = frozenset(weights.names)
-    found = {}
+    tensors = {}
     for name in weights.names:
         if _STATE in name:
             tensor, _, kind = name.partition(_STATE)
             if kind not in _KINDS:
                 raise refuse(weights.path, tensor, f"{name}: expected a name that ends in {' or '.join(_KINDS)}")
-            found[tensor] = _four_bits(weights, names, tensor, kind, name)
+            tensors[tensor] = _four_bits(weights, names, tensor, kind, name)
         elif name.endswith(".SCB") and (tensor := f"{name.removesuffix('.SCB')}.weight") in names:
-            found[tensor] = _eight_bits(weights, names, tensor, name)
-    return found
+            tensors[tensor] = _eight_bits(weights, names, tensor, name)
+    return tensors
 
 
 def _four_bits(weights: Weights, names: frozenset[str], tensor: str, kind: str, state_name: str) -> Packed:
@@ -57,10 +57,10 @@ def _four_bits(weights: Weights, names: frozenset[str], tensor: str, kind: str, 
     shape = tuple(state["shape"])
     count, blocks = math.prod(shape), -(-math.prod(shape) // state["blocksize"])
     sizes = [math.prod(weights.info(part).shape) for part in parts]
-    wanted = [-(-count // 2), blocks, 16]
-    wanted += [-(-blocks // state["nested_blocksize"]), 256] if nested else []
-    if sizes != wanted:
-        raise refuse(weights.path, tensor, f"packed in 4 bits; expected parts of {wanted} numbers, got {sizes}")
+    counts = [-(-count // 2), blocks, 16]
+    counts += [-(-blocks // state["nested_blocksize"]), 256] if nested else []
+    if sizes != counts:
+        raise refuse(weights.path, tensor, f"packed in 4 bits; expected parts of {counts} numbers, got {sizes}")
     state["blocksize"] = min(state["blocksize"], max(count, 1))  # the last block may be cut short: no more is laid out
     if nested:
         state["nested_blocksize"] = min(state["nested_blocksize"], max(blocks, 1))
@@ -75,7 +75,7 @@ def _nf4(state: dict[str, Any], parts: Sequence[Array]) -> StoredNf4:
 
 
 def _state(weights: Weights, tensor: str, name: str) -> dict[str, Any]:
-    """What bitsandbytes says of a tensor, checked."""
+    """Returns what bitsandbytes says of a tensor, checked."""
     try:
         state = table(json_tree(said_in(weights, name)))
         nested = "nested_blocksize" in state
@@ -90,7 +90,7 @@ def _state(weights: Weights, tensor: str, name: str) -> dict[str, Any]:
 
 
 def _from_four_bits(state: dict[str, Any], shape: Shape, parts: Sequence[Array]) -> Array:
-    """The tensor, in the dtype that it had before it was packed."""
+    """Returns the tensor, in the dtype that it had before it was packed."""
     data, magnitudes, codes, *nested = parts
     count = math.prod(shape)
     magnitudes = magnitudes.reshape(-1)
@@ -101,8 +101,8 @@ def _from_four_bits(state: dict[str, Any], shape: Shape, parts: Sequence[Array])
     blocks = np.zeros((magnitudes.size, state["blocksize"]), np.float32)
     blocks.reshape(-1)[:count] = both
     blocks *= magnitudes[:, None]
-    made: Array = blocks.reshape(-1)[:count].reshape(shape).astype(_DTYPES[state["dtype"]])
-    return made
+    tensor: Array = blocks.reshape(-1)[:count].reshape(shape).astype(_DTYPES[state["dtype"]])
+    return tensor
 
 
 def _eight_bits(weights: Weights, names: frozenset[str], tensor: str, scales: str) -> Packed:
@@ -117,5 +117,5 @@ def _eight_bits(weights: Weights, names: frozenset[str], tensor: str, scales: st
 
 
 def _from_eight_bits(parts: Sequence[Array]) -> Array:
-    made: Array = parts[0] * parts[1].astype(np.float32)[:, None] * _ROW_SCALE
-    return made
+    tensor: Array = parts[0] * parts[1].astype(np.float32)[:, None] * _ROW_SCALE
+    return tensor

@@ -33,20 +33,22 @@ _FACTOR_OF_4: Final = np.array([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1
 
 
 def packed(weights: Weights) -> dict[str, Packed]:
-    """The tensors among `weights` that ComfyUI packed in a format that is read here. Raises ModelFileError."""
+    """Returns the tensors among `weights` that ComfyUI packed in a format that is read here. Raises ModelFileError."""
     names = frozenset(weights.names)
-    found = {}
-    for layer, said in _layers(weights):
+    tensors = {}
+    for layer, settings in _layers(weights):
         name, scale = f"{layer}.weight", f"{layer}.weight_scale"
-        dtype = _DTYPES.get(said.get("format", ""))
+        dtype = _DTYPES.get(settings.get("format", ""))
         if dtype is None or name not in names:
             continue  # what is left in the file names its format to whoever identifies it
         if scale not in names:
-            raise refuse(weights.path, name, f"packed as {said['format']}, without its {scale}")
+            raise refuse(weights.path, name, f"packed as {settings['format']}, without its {scale}")
         shape, scales = weights.info(name).shape, weights.info(scale).shape
         if np.dtype(dtype).itemsize != 1 or weights.info(name).nbytes != math.prod(shape):
-            raise refuse(weights.path, name, f"expected 8 bits for {said['format']}, got {weights.info(name).dtype}")
-        group = int(said.get("convrot_groupsize", _GROUP)) if said.get("convrot") else 0
+            raise refuse(
+                weights.path, name, f"expected 8 bits for {settings['format']}, got {weights.info(name).dtype}"
+            )
+        group = int(settings.get("convrot_groupsize", _GROUP)) if settings.get("convrot") else 0
         if group and (
             len(shape) != 2 or group > shape[1] or shape[1] % group or 4 ** round(math.log(group, 4)) != group
         ):
@@ -54,12 +56,12 @@ def packed(weights: Weights) -> dict[str, Packed]:
         if not _fit(shape, scales):
             raise refuse(weights.path, name, f"scales of shape {scales} do not fit a weight of shape {shape}")
         beside = tuple(n for n in (layer + MARK, f"{layer}.input_scale") if n in names)
-        found[name] = Packed((name, scale), said["format"].upper(), shape, partial(_read, dtype, group), beside)
-    return found
+        tensors[name] = Packed((name, scale), settings["format"].upper(), shape, partial(_read, dtype, group), beside)
+    return tensors
 
 
 def _layers(weights: Weights) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each packed layer and what the file says of it."""
+    """Yields each packed layer and what the file says of it."""
     for name in weights.names:
         if name.endswith(MARK):
             yield name.removesuffix(MARK), _checked(weights, name, json_tree(said_in(weights, name)))
@@ -68,44 +70,44 @@ def _layers(weights: Weights) -> Iterator[tuple[str, Mapping[str, Any]]]:
         tree = json_tree(text)
         if not isinstance(tree, dict):
             raise refuse(weights.path, "_quantization_metadata", "expected a JSON text with a table")
-        for layer, said in table(tree.get("layers")).items():
-            if isinstance(said, dict):
-                yield layer, _checked(weights, layer, said)
+        for layer, settings in table(tree.get("layers")).items():
+            if isinstance(settings, dict):
+                yield layer, _checked(weights, layer, settings)
 
 
-def _checked(weights: Weights, name: str, said: Any) -> Mapping[str, Any]:
-    """What is said of a layer. Raises ModelFileError unless it is a table with a format and a group of columns."""
-    group = table(said).get("convrot_groupsize", _GROUP)
-    if not isinstance(said, dict) or not isinstance(said.get("format", ""), str) or not whole(group):
+def _checked(weights: Weights, name: str, settings: Any) -> Mapping[str, Any]:
+    """Checks what is said of a layer. Raises ModelFileError unless it is a table with a format and a group."""
+    group = table(settings).get("convrot_groupsize", _GROUP)
+    if not isinstance(settings, dict) or not isinstance(settings.get("format", ""), str) or not whole(group):
         raise refuse(weights.path, name, "expected a JSON text that says a weight's format")
-    return said
+    return settings
 
 
 def _fit(shape: tuple[int, ...], scales: tuple[int, ...]) -> bool:
-    """Whether there is a scale for all, for each row, or for each block of rows and columns."""
+    """Tells whether there is a scale for all, for each row, or for each block of rows and columns."""
     if math.prod(scales) == 1 or (shape and math.prod(scales) == scales[0] == shape[0]):
         return True
     return len(shape) == len(scales) == 2 and all(s and n % s == 0 for n, s in zip(shape, scales, strict=True))
 
 
 def _read(dtype: Any, group: int, parts: Sequence[Array]) -> Array:
-    """The weight in fp32. Files may keep fp8 as bytes."""
+    """Returns the weight in fp32. Files may keep fp8 as bytes."""
     stored, scale = parts
-    made: Array = stored.view(dtype).astype(np.float32)
+    weight: Array = stored.view(dtype).astype(np.float32)
     scale = scale.astype(np.float32)
     if scale.size == 1:
-        made *= scale.reshape(())
-    elif scale.size == len(scale) == len(made):
-        made *= scale.reshape(-1, *(1,) * (made.ndim - 1))
+        weight *= scale.reshape(())
+    elif scale.size == len(scale) == len(weight):
+        weight *= scale.reshape(-1, *(1,) * (weight.ndim - 1))
     else:
-        rows, columns = (n // s for n, s in zip(made.shape, scale.shape, strict=True))
-        made *= np.repeat(np.repeat(scale, rows, 0), columns, 1)
+        rows, columns = (n // s for n, s in zip(weight.shape, scale.shape, strict=True))
+        weight *= np.repeat(np.repeat(scale, rows, 0), columns, 1)
     if group:
-        made = (made.reshape(len(made), -1, group) @ _hadamard(group)).reshape(made.shape)
-    return made
+        weight = (weight.reshape(len(weight), -1, group) @ _hadamard(group)).reshape(weight.shape)
+    return weight
 
 
 @cache
 def _hadamard(size: int) -> Array:
-    """The regular Hadamard matrix of ConvRot, orthonormal and symmetric: Kronecker powers of one of 4 rows."""
+    """Returns the regular Hadamard matrix of ConvRot, orthonormal and symmetric: Kronecker powers of one of 4 rows."""
     return np.ones((1, 1), np.float32) if size == 1 else np.kron(_FACTOR_OF_4, _hadamard(size // 4))

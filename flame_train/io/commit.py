@@ -3,7 +3,7 @@
 A checkpoint is written to `.tmp-<step>-<random>` and each file synced, last `MANIFEST.json` with every size and
 SHA-256. Then the folder is synced and renamed to `step-<step>`, and its parent synced. Only then older checkpoints
 are pruned, each first renamed to `.del-*` so that a half-deleted one never looks like one. A LoRA that stays of one is
-moved out of it before. Reading takes the newest folder whose manifest verifies. There is no pointer to the latest,
+moved out of it before. EncoderInput takes the newest folder whose manifest verifies. There is no pointer to the latest,
 because it could name a missing one.
 
 Damage is what does not fit: a size, a hash, a manifest that says something else. A transient read error is no damage.
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flame_train.disk.failpoint import fail_point
-from flame_train.disk.files import disk_errors, free_bytes, reading
 from flame_train.disk.open_folder import FolderEntry, Location, OpenFolder, open_folder, path_of
+from flame_train.disk.preflight import disk_errors, free_bytes, reading
 from flame_train.disk.system import NONBLOCK, READ_AND_SYNC
 from flame_train.errors import OutputError
 
@@ -48,7 +48,7 @@ _LARGEST_MANIFEST: Final = 1 << 20  # bytes; ours have some hundred
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Checkpoint:
     """A verified checkpoint, and one sentence for each newer folder that failed verification."""
 
     path: Path
@@ -101,13 +101,13 @@ def commit(
             return final
         if size is not None and free_bytes(held.path) < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        _put(held, step, files, there)
+        _write_and_rename(held, step, files, there)
         fail_point("checkpoint.before_prune")
-        _prune(held, step, _Staying(keep, spare, lora_of))
+        _prune(held, step, _Retention(keep, spare, lora_of))
     return final
 
 
-def _put(root: OpenFolder, step: int, files: Mapping[str, Content], there: bool) -> None:
+def _write_and_rename(root: OpenFolder, step: int, files: Mapping[str, Content], there: bool) -> None:
     """Writes the checkpoint under another name and renames it; removes a damaged one that is `there`."""
     temporary = f".tmp-{step}-{secrets.token_hex(8)}"
     try:
@@ -120,7 +120,7 @@ def _put(root: OpenFolder, step: int, files: Mapping[str, Content], there: bool)
         root.check()
         root.rename(temporary, _name(step))
     except BaseException:
-        _discard(root, temporary)
+        _try_to_remove(root, temporary)
         raise
     fail_point("checkpoint.after_rename")
     root.sync()
@@ -154,7 +154,7 @@ def _write_bytes(folder: OpenFolder, name: str, content: bytes) -> None:
 
 
 def _fingerprint(folder: OpenFolder, name: str, *, sync: bool = False) -> dict[str, Any]:
-    """Size and hash of a file; it syncs the file on request. Raises OSError."""
+    """Returns size and hash of a file; it syncs the file on request. Raises OSError."""
     flags = READ_AND_SYNC if sync else os.O_RDONLY
     with os.fdopen(folder.file(name, flags | NONBLOCK), "rb") as file:
         if sync:
@@ -164,7 +164,7 @@ def _fingerprint(folder: OpenFolder, name: str, *, sync: bool = False) -> dict[s
 
 
 @dataclass(frozen=True, slots=True)
-class _Staying:
+class _Retention:
     """What stays of earlier checkpoints: as the arguments of `commit`."""
 
     keep: int
@@ -172,24 +172,24 @@ class _Staying:
     lora_of: Callable[[int], str]
 
 
-def _prune(root: OpenFolder, step: int, staying: _Staying) -> None:
+def _prune(root: OpenFolder, step: int, staying: _Retention) -> None:
     """Keep the checkpoint of `step`, just written, the newest before it, and those before it to `spare`.
 
     Later steps go as well: had one of them been whole, the run would have continued from it. A file that cannot be
     removed, such as one in use on a network disk, stays with a warning. The new checkpoint is safe.
     """
-    earlier = [found for found in _steps(root) if found < step]
-    counted = [found for found in earlier if found not in staying.spare]
-    spared = [found for found in earlier if found in staying.spare]
-    kept = {step, *counted[: (staying.keep or STATES) - 1], *spared}
-    for found in _steps(root):
-        if found in kept:
+    earlier = [old for old in _steps(root) if old < step]
+    counted = [old for old in earlier if old not in staying.spare]
+    spared = [old for old in earlier if old in staying.spare]
+    staying_steps = {step, *counted[: (staying.keep or STATES) - 1], *spared}
+    for old in _steps(root):
+        if old in staying_steps:
             continue
-        path = root.path / _name(found)
+        path = root.path / _name(old)
         try:
-            said = "" if staying.keep or found > step else _keep_lora(root, found, staying.lora_of(found))
-            _delete(root, found)
-            _LOG.info("removed %s: checkpoint.keep = %d%s", path, staying.keep, said)
+            note = "" if staying.keep or old > step else _keep_lora(root, old, staying.lora_of(old))
+            _delete(root, old)
+            _LOG.info("removed %s: checkpoint.keep = %d%s", path, staying.keep, note)
         except OSError as error:
             _LOG.warning("%s: an old checkpoint that cannot be removed: %s", path, error.strerror or error)
 
@@ -212,7 +212,7 @@ def _delete(root: OpenFolder, step: int) -> None:
     root.remove(doomed)
 
 
-def _discard(root: OpenFolder, name: str) -> None:
+def _try_to_remove(root: OpenFolder, name: str) -> None:
     with contextlib.suppress(OSError):  # the next start tries again
         root.remove(name, missing_ok=True)
 
@@ -227,15 +227,15 @@ def remove_stale(root: Location) -> None:
             return
         with held:
             for name in filter(_LEFT.fullmatch, held.names()):
-                _discard(held, name)
+                _try_to_remove(held, name)
 
 
 class NoIntactCheckpoint(OutputError):
     """There are checkpoints, and all of them are damaged."""
 
 
-def newest(root: Location) -> Found | None:
-    """The newest checkpoint under `root` that verifies, or None where there is none at all.
+def newest(root: Location) -> Checkpoint | None:
+    """Returns the newest checkpoint under `root` that verifies, or None where there is none at all.
 
     Raises:
         NoIntactCheckpoint: there are checkpoints, and none verifies; the message has the reason for each.
@@ -253,7 +253,7 @@ def newest(root: Location) -> Found | None:
                 with reading(path / name):
                     damage = _damage_of(held, name)
                 if damage is None:
-                    return Found(path / name, step, tuple(damaged))
+                    return Checkpoint(path / name, step, tuple(damaged))
                 damaged.append(f"{path / name}: {damage}")
     if not damaged:
         return None
@@ -265,7 +265,7 @@ def newest(root: Location) -> Found | None:
 
 
 def count(root: Location) -> int:
-    """How many checkpoints lie under `root`, whole or not."""
+    """Returns how many checkpoints lie under `root`, whole or not."""
     with reading(path_of(root)):
         try:
             held = open_folder(root)
@@ -276,7 +276,7 @@ def count(root: Location) -> int:
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a checkpoint is called so."""
+    """Tells whether a checkpoint is called so."""
     return _STEP.fullmatch(name) is not None
 
 
@@ -285,14 +285,14 @@ def _name(step: int) -> str:
 
 
 def _steps(root: OpenFolder) -> list[int]:
-    """The step of each checkpoint under `root`, whole or not, newest first. Raises OSError."""
-    found = (_STEP.fullmatch(name) for name in root.names())
-    steps = [int(match.group(1)) for match in found if match and match.group() == _name(int(match.group(1)))]
+    """Returns the step of each checkpoint under `root`, whole or not, newest first. Raises OSError."""
+    matches = (_STEP.fullmatch(name) for name in root.names())
+    steps = [int(match.group(1)) for match in matches if match and match.group() == _name(int(match.group(1)))]
     return sorted(steps, reverse=True)
 
 
 def _damage_of(root: OpenFolder, name: str) -> str | None:
-    """The damage of the checkpoint `name`, or None if it is whole. Raises OSError if that cannot be determined."""
+    """Finds the damage of the checkpoint `name`; None if it is whole. Raises OSError if that cannot be determined."""
     status = root.lstat(name)
     if status is None or not stat.S_ISDIR(status.st_mode):
         return "is no folder"
@@ -327,15 +327,15 @@ def _file_damage(folder: OpenFolder, name: str, entry: Any) -> str | None:
     damage = _not_plain(folder, name)
     if damage is not None:
         return damage
-    found = folder.lstat(name)
-    if found is not None and found.st_size != entry.get("size"):  # told before all of it is read: it may have no end
-        return f"{name} has {found.st_size} bytes, its manifest says {entry.get('size')!r}"
+    status = folder.lstat(name)
+    if status is not None and status.st_size != entry.get("size"):  # told before all of it is read: it may have no end
+        return f"{name} has {status.st_size} bytes, its manifest says {entry.get('size')!r}"
     actual = _fingerprint(folder, name)
     return None if actual["sha256"] == entry.get("sha256") else f"{name} does not match its SHA-256"
 
 
 def _is_name(name: str) -> bool:
-    """Whether a file can have that name: no path to elsewhere, and no name that disks refuse."""
+    """Tells whether a file can have that name: no path to elsewhere, and no name that disks refuse."""
     return (
         name not in ("", ".", "..")
         and os.path.basename(name) == name
@@ -345,8 +345,8 @@ def _is_name(name: str) -> bool:
 
 
 def _not_plain(folder: OpenFolder, name: str) -> str | None:
-    """The problem of a checkpoint's file before reading; reading a pipe would block."""
-    found = folder.lstat(name)
-    if found is None:
+    """Returns the problem of a checkpoint's file before reading; reading a pipe would block."""
+    status = folder.lstat(name)
+    if status is None:
         return f"{name} is missing"
-    return None if stat.S_ISREG(found.st_mode) else f"{name} is no plain file"
+    return None if stat.S_ISREG(status.st_mode) else f"{name} is no plain file"

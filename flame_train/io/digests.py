@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 
 from flame_train.disk.system import HAS_CHANGE_TIME
 from flame_train.errors import OutputError
-from flame_train.io.checked_json import read_checked, write_checked
+from flame_train.io.json_values import read_checked, write_checked
 
 _FORMAT: Final = 2  # raised when digests come to mean something else
 _SETTLED: Final = 2_000_000_000  # nanoseconds: the coarsest clock of a file system in use
@@ -45,13 +45,13 @@ class Digests:
         self._lock = threading.Lock()
 
     def known(self, file: str, what: str, place: str) -> str | None:
-        """What `of` would give of one file without asking `make`; None if it would ask. Both paths are absolute."""
+        """Gives what `of` would of one file without asking `make`; None if it would ask. Both paths are absolute."""
         return None if self._folder is None else self._kept(place, what, _within(file, place), _states([file]))
 
     def of(
         self, files: Sequence[Path | str], what: str, make: Callable[[], str], place: Path | str | None = None
     ) -> str:
-        """What `make` gave for these files when they were as they are now; else what it gives now.
+        """Returns what `make` gave for these files when they were as they are now; else what it gives now.
 
         `what` tells the digests of a file from each other: it says all that they depend on besides the files. Digests
         of one `place` are kept together; None: the folder of the first file.
@@ -59,21 +59,21 @@ class Digests:
         begin, states = self._now(), _states(files)
         if self._folder is None or states is None:
             return make()
-        kept_in, question = _asked(files, place)
-        kept = self._kept(kept_in, what, question, states)
-        if kept is not None:
-            return kept
-        made = make()
+        kept_in, question = _place_and_question(files, place)
+        stored = self._kept(kept_in, what, question, states)
+        if stored is not None:
+            return stored
+        digest = make()
         settled = all(max(state[2:]) < begin - _SETTLED for state in states)
         if settled and _states(files) == states:
             with self._lock:
-                self._new.setdefault(kept_in, {}).setdefault(what, {})[question] = [states, made]
-        return made
+                self._new.setdefault(kept_in, {}).setdefault(what, {})[question] = [states, digest]
+        return digest
 
     def forget(self, files: Sequence[Path], what: str, place: Path | None = None) -> None:
         """Has `of` ask `make` again, although the files look untouched: their content is not what it was."""
         if self._folder is not None:
-            kept_in, question = _asked(files, place)
+            kept_in, question = _place_and_question(files, place)
             with self._lock:
                 self._new.setdefault(kept_in, {}).setdefault(what, {})[question] = None
             self.save()
@@ -87,9 +87,9 @@ class Digests:
             known = _read(path, place)
             if sum(map(len, [*known.values(), *kinds.values()])) > _MOST:
                 known = {}
-            kept = known | {what: {**known.get(what, {}), **entries} for what, entries in kinds.items()}
+            merged = known | {what: {**known.get(what, {}), **entries} for what, entries in kinds.items()}
             with contextlib.suppress(OutputError):
-                write_checked(path, {"format": _FORMAT, "folder": place, "digests": kept})
+                write_checked(path, {"format": _FORMAT, "folder": place, "digests": merged})
             self._known.pop(place, None)
 
     def __enter__(self) -> Self:
@@ -99,16 +99,16 @@ class Digests:
         self.save()
 
     def _kept(self, place: str, what: str, question: str, states: list[list[int]] | None) -> str | None:
-        """The digest that is kept for files with these states."""
+        """Returns the digest that is kept for files with these states."""
         kinds = self._known.get(place)
         if kinds is None:
             with self._lock:
                 kinds = self._known.get(place)
                 if kinds is None:
                     kinds = self._known[place] = _read(self._path(place), place)
-        kept = kinds[what].get(question) if what in kinds else None
-        if isinstance(kept, list) and len(kept) == 2 and kept[0] == states and isinstance(kept[1], str):
-            return kept[1]
+        entry = kinds[what].get(question) if what in kinds else None
+        if isinstance(entry, list) and len(entry) == 2 and entry[0] == states and isinstance(entry[1], str):
+            return entry[1]
         return None
 
     def _path(self, place: str) -> Path:
@@ -117,32 +117,32 @@ class Digests:
 
 
 def _read(path: Path, place: str) -> _Kinds:
-    """The digests of files below `place`; none from a file that is damaged, or another's."""
+    """Returns the digests of files below `place`; none from a file that is damaged, or another's."""
     content = read_checked(path)
     if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("folder") != place:
         return {}
-    found = content.get("digests")
-    return found if isinstance(found, dict) and all(isinstance(kind, dict) for kind in found.values()) else {}
+    digests = content.get("digests")
+    return digests if isinstance(digests, dict) and all(isinstance(kind, dict) for kind in digests.values()) else {}
 
 
-def _asked(files: Sequence[Path | str], place: Path | str | None) -> tuple[str, str]:
-    """Under which folder, and which question there, a digest is kept."""
+def _place_and_question(files: Sequence[Path | str], place: Path | str | None) -> tuple[str, str]:
+    """Names the folder, and the question there, under which a digest is kept."""
     paths = [os.path.abspath(file) for file in files]
     kept_in = os.path.dirname(paths[0]) if place is None else os.path.abspath(place)
     return kept_in, "\n".join(_within(path, kept_in) for path in paths)
 
 
 def _within(path: str, place: str) -> str:
-    """An absolute path, from `place` on where it lies there."""
+    """Returns an absolute path, from `place` on where it lies there."""
     return path[len(place) + 1 :] if path.startswith(place) and path[len(place) : len(place) + 1] == os.sep else path
 
 
 def _states(files: Sequence[Path | str]) -> list[list[int]] | None:
-    """Size, inode, modification and change time of each; None where one is no plain file, or cannot be asked."""
+    """Asks size, inode, modification and change time of each; None where one is no plain file, or unknown."""
     try:
-        found = [os.stat(file) for file in files]
+        statuses = [os.stat(file) for file in files]
     except OSError:
         return None
-    if not found or not all(stat.S_ISREG(status.st_mode) for status in found):
+    if not statuses or not all(stat.S_ISREG(status.st_mode) for status in statuses):
         return None
-    return [[s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns] for s in found]
+    return [[s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns] for s in statuses]

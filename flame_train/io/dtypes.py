@@ -43,7 +43,7 @@ FLOAT_TAGS: Final = frozenset(tag for tag, _ in _TABLE if tag.startswith(("F", "
 
 
 def tag_of(dtype: Any) -> str:
-    """The tag under which an array of `dtype` is stored. TypeError for one that the format cannot hold."""
+    """Returns the tag under which an array of `dtype` is stored. TypeError for one that the format cannot hold."""
     little = np.dtype(dtype).newbyteorder("<")
     tag = TAG_OF_DTYPE.get(little)
     if tag is None:

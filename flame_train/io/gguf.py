@@ -6,7 +6,9 @@ The package `gguf`, whose authors define the format, gives the blocks' numbers b
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -16,15 +18,14 @@ import numpy as np
 
 from flame_train.errors import EnvironmentFault, ModelFileError, shown
 from flame_train.io.dtypes import Array
-from flame_train.io.gguf_header import GgufHeader, GgufTensor, read_header
-from flame_train.io.header import TensorInfo
-from flame_train.io.sniff import GGUF_MAGIC
+from flame_train.io.foreign_files import GGUF_MAGIC
+from flame_train.io.header import MAX_NAME, MAX_RANK, MAX_TENSORS, TensorInfo
 
 _PLAIN: Final = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins as a GGUF file does."""
+    """Tells whether the file begins as a GGUF file does."""
     if not path.is_file():
         return False
     with open(path, "rb") as stream:
@@ -61,29 +62,29 @@ class GgufFile:
         return {name: info.shape for name, info in self._infos.items()}
 
     def info(self, name: str) -> TensorInfo:
-        """The type's name, the unpacked shape and the stored bytes. Raises ModelFileError if there is none."""
+        """Returns the type's name, the unpacked shape and the stored bytes. Raises ModelFileError if there is none."""
         if name not in self._infos:
             raise ModelFileError(f"{self.path}: holds no tensor {name!r} (it holds {len(self.names)} others)")
         return self._infos[name]
 
     def read(self, name: str) -> Array:
-        """The tensor's numbers. Blocks are given back in fp32, exactly as the package's own functions do."""
+        """Returns the tensor's numbers. Blocks are given back in fp32, exactly as the package's own functions do."""
         info, (raw,) = self.info(name), self.stored(name)
         if info.dtype in _PLAIN:
-            made = raw.reshape(-1).view(np.uint8).view(_PLAIN[info.dtype])
+            values = raw.reshape(-1).view(np.uint8).view(_PLAIN[info.dtype])
         else:
-            made = self._library.quants.dequantize(raw, self._kinds[name])
-        found: Array = made.reshape(info.shape)
-        found.flags.writeable = False
-        return found
+            values = self._library.quants.dequantize(raw, self._kinds[name])
+        tensor: Array = values.reshape(info.shape)
+        tensor.flags.writeable = False
+        return tensor
 
     def stored(self, name: str) -> tuple[Array, ...]:
-        """The tensor's blocks as bytes."""
+        """Returns the tensor's blocks as bytes."""
         self.info(name)
         return (self._stored[name],)
 
     def nf4(self, name: str) -> None:
-        """None: no format of these files is that."""
+        """Returns None: no format of these files is that."""
 
     def close(self) -> None:
         """Lets go of the map."""
@@ -108,7 +109,7 @@ class GgufFile:
         return kind
 
     def _data(self, data: Array, tensor: GgufTensor) -> Array:
-        """The tensor's bytes in rows; those of floats that NumPy knows as such floats."""
+        """Returns the tensor's bytes in rows; those of floats that NumPy knows as such floats."""
         kind = self._kinds[tensor.name]
         block, size = self._library.GGML_QUANT_SIZES[kind]
         *rows, columns = tensor.shape or (1,)
@@ -124,7 +125,7 @@ class GgufFile:
         return stored.reshape(shape)
 
     def _info(self, tensor: GgufTensor, header: GgufHeader) -> TensorInfo:
-        """The type, the shape, which may have been another before it was packed, and the bytes of a tensor."""
+        """Returns the type, the shape, which may have been another before it was packed, and the bytes of a tensor."""
         shape = header.shapes.get(tensor.name, tensor.shape)
         if math.prod(shape) != math.prod(tensor.shape) or min(shape, default=0) < 0:
             raise ValueError(f"{tensor.name} of shape {tensor.shape} was said to be {shape}")
@@ -151,5 +152,134 @@ def _library(path: Path) -> Any:
 
 
 def _metadata(header: GgufHeader) -> dict[str, str]:
-    """Texts and numbers of the header."""
+    """Returns texts and numbers of the header."""
     return {key: str(value) for key, value in header.values.items() if not key.startswith("tokenizer.")}
+
+
+ORIGINAL_SHAPE: Final = "comfy.gguf.orig_shape."  # of tensors whose rows were too short for blocks
+_VERSIONS: Final = (2, 3)
+_FORMATS: Final = "BbHhIifBsaQqd"  # of the value of each type, by its number
+_STRING, _ARRAY = _FORMATS.index("s"), _FORMATS.index("a")
+_MOST_PAIRS: Final = 1 << 16
+_MOST_TEXTS: Final = 1 << 20  # in all lists, which are passed over one by one; Gemma's vocabulary has 780,000
+_LONGEST: Final = 1 << 16  # bytes of a text that is kept
+_ALIGNMENT: Final = "general.alignment"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor as the header has it: its dims as PyTorch has them, its type's number, where its data begin."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """Texts and numbers by key, and the lists of numbers that give tensors' shapes; and the tensors in file order."""
+
+    values: Mapping[str, str | int | float | bool]
+    shapes: Mapping[str, tuple[int, ...]]
+    tensors: tuple[GgufTensor, ...]
+
+
+def read_header(data: Any) -> GgufHeader:
+    """Reads the header of a file's bytes. Raises ValueError for one that is damaged, or promises more than there is."""
+    return _Reader(data).header()
+
+
+class _Reader:
+    def __init__(self, data: Any) -> None:
+        self._data, self._at, self._texts = memoryview(data), 0, 0
+
+    def header(self) -> GgufHeader:
+        if self._bytes(4) != GGUF_MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        version = self._number("I")
+        if version not in _VERSIONS:
+            raise ValueError(f"version {version}, which another processor's byte order may have made of 2 or 3")
+        tensors, pairs = self._number("Q"), self._number("Q")
+        if tensors > MAX_TENSORS or pairs > _MOST_PAIRS:
+            raise ValueError(f"{tensors} tensors and {pairs} keys; at most {MAX_TENSORS} and {_MOST_PAIRS} are read")
+        values, shapes = dict[str, str | int | float | bool](), dict[str, tuple[int, ...]]()
+        for _ in range(pairs):
+            key, kind = self._text(), self._number("I")
+            if key in values or key in shapes:
+                raise ValueError(f"the key {key!r} comes twice")
+            if kind == _ARRAY:
+                self._list(key, shapes)
+            else:
+                values[key] = self._value(kind)
+        listed = [self._tensor() for _ in range(tensors)]
+        return GgufHeader(values, shapes, self._placed(listed, values))
+
+    def _placed(self, listed: list[GgufTensor], values: Mapping[str, Any]) -> tuple[GgufTensor, ...]:
+        alignment = values.get(_ALIGNMENT, 32)
+        if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
+            raise ValueError(f"an alignment of {alignment}")
+        if len({each.name for each in listed}) < len(listed):
+            raise ValueError("a tensor's name comes twice")
+        first = -(-self._at // alignment) * alignment
+        return tuple(GgufTensor(each.name, each.shape, each.kind, first + each.begin) for each in listed)
+
+    def _tensor(self) -> GgufTensor:
+        name, rank = self._text(), self._number("I")
+        if len(name) > MAX_NAME or rank > MAX_RANK:
+            raise ValueError(f"a tensor with a name of {len(name)} characters and {rank} dims")
+        dims = [self._number("Q") for _ in range(rank)]
+        return GgufTensor(name, tuple(reversed(dims)), self._number("I"), self._number("Q"))
+
+    def _list(self, key: str, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Passes over a list; one that gives a tensor's shape is kept."""
+        kind, count = self._number("I"), self._number("Q")
+        if kind == _ARRAY:
+            raise ValueError(f"{key!r} is a list of lists")
+        if kind == _STRING:
+            if count * 8 > len(self._data) - self._at:
+                raise ValueError(f"{key!r} has {count} texts, more than the file has room for")
+            self._texts += count
+            if self._texts > _MOST_TEXTS:
+                raise ValueError(f"{self._texts} texts in lists; at most {_MOST_TEXTS} are read")
+            for _ in range(count):
+                self._skip(self._number("Q"))
+            return
+        form = self._form(kind)
+        if key.startswith(ORIGINAL_SHAPE) and count <= MAX_RANK and form in "BbHhIiQq":
+            shapes[key.removeprefix(ORIGINAL_SHAPE)] = tuple(self._number(form) for _ in range(count))
+        else:
+            self._skip(count * struct.calcsize(form))
+
+    def _value(self, kind: int) -> str | int | float | bool:
+        if kind == _STRING:
+            return self._text()
+        number: int | float = self._number(self._form(kind))
+        return bool(number) if kind == 7 else number
+
+    def _form(self, kind: int) -> str:
+        if kind >= len(_FORMATS):
+            raise ValueError(f"a value of the unknown type {kind}")
+        return _FORMATS[kind]
+
+    def _text(self) -> str:
+        length = self._number("Q")
+        if length > _LONGEST:
+            self._skip(length)
+            return f"({length} bytes)"
+        return self._bytes(length).decode("utf-8")
+
+    def _number(self, form: str) -> Any:
+        begin = self._at
+        self._skip(struct.calcsize(form))
+        return struct.unpack_from(f"<{form}", self._data, begin)[0]
+
+    def _bytes(self, count: int) -> bytes:
+        begin = self._at
+        self._skip(count)
+        return bytes(self._data[begin : self._at])
+
+    def _skip(self, count: int) -> None:
+        if count > len(self._data) - self._at:
+            raise ValueError(f"{count} bytes are said to follow at {self._at}, beyond the file's end")
+        self._at += count

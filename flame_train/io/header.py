@@ -136,7 +136,7 @@ def parse_header(text: bytes) -> Header:
 
 
 def build_header(tensors: Iterable[TensorInfo], metadata: Mapping[str, str]) -> tuple[bytes, list[TensorInfo]]:
-    """The header's bytes, length included, and the tensors in file order with their places filled in.
+    """Returns the header's bytes, length included, and the tensors in file order with their places filled in.
 
     Order: widest dtype first, then by name. Metadata keys are sorted, so equal contents give equal bytes. Spaces pad
     the header to a multiple of 8, so every tensor is aligned to its width.

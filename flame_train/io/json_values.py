@@ -1,12 +1,19 @@
-"""Values that anybody may have written, in JSON or TOML: of the type that is expected and within bounds, or nothing."""
+"""Values that anybody may have written, in JSON or TOML: of the type that is expected and within bounds, or nothing.
+
+Our own files have a checksum before the text (`write_checked`), and say nothing rather than something wrong.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
+
+from flame_train.disk.atomic_write import write_atomically
 
 DEPTH: Final = 16
 """Lists and tables in one another."""
@@ -31,7 +38,7 @@ class TooDeep(ValueError):
 
 
 def json_tree(raw: bytes | str) -> Any:
-    """What a JSON text holds; None if it makes no sense, or is nested too deep."""
+    """Returns what a JSON text holds; None if it makes no sense, or is nested too deep."""
     try:
         text = raw.decode() if isinstance(raw, bytes) else raw
         if text.count("[") + text.count("{") > DEPTH and len(text) <= _SCANNED:
@@ -42,7 +49,7 @@ def json_tree(raw: bytes | str) -> Any:
 
 
 def toml_tree(text: str) -> dict[str, Any]:
-    """The tables of a TOML text. Raises ValueError if it is none, TooDeep before it is parsed.
+    """Returns the tables of a TOML text. Raises ValueError if it is none, TooDeep before it is parsed.
 
     A parser's time grows with the square of a key's parts.
     """
@@ -54,13 +61,13 @@ def toml_tree(text: str) -> dict[str, Any]:
 
 def _refuse_huge(tree: dict[str, Any]) -> None:
     """Raises ValueError for an integer that Python would not write out, which it only refuses to read as decimals."""
-    left: list[Any] = [tree]
-    while left:
-        value = left.pop()
+    pending: list[Any] = [tree]
+    while pending:
+        value = pending.pop()
         if isinstance(value, dict):
-            left += value.values()
+            pending += value.values()
         elif isinstance(value, list):
-            left += value
+            pending += value
         elif isinstance(value, int) and value.bit_length() > _BITS:
             raise ValueError("an integer of too many digits")
 
@@ -81,25 +88,46 @@ def _refuse_deep(tokens: Any) -> None:
 
 
 def table(value: Any) -> Mapping[str, Any]:
-    """A table; an empty one in place of anything else."""
+    """Returns a table; an empty one in place of anything else."""
     return value if isinstance(value, Mapping) else {}
 
 
 def rows(value: Any) -> list[Mapping[str, Any]]:
-    """The tables of a list."""
+    """Returns the tables of a list."""
     return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
 
 
 def number(value: Any) -> float | None:
-    """A number of which sums and squares are finite; truth values are none."""
+    """Returns a number of which sums and squares are finite; truth values are none."""
     return float(value) if type(value) in (int, float) and -_LARGEST <= value <= _LARGEST else None
 
 
 def whole(value: Any) -> int | None:
-    """A whole number of 63 bits that is not negative; truth values are none."""
+    """Returns a whole number of 63 bits that is not negative; truth values are none."""
     return value if type(value) is int and 0 <= value < _WHOLE else None
 
 
 def text(value: Any, otherwise: str = "") -> str:
-    """A text that can be written anywhere: lone surrogates are replaced. `otherwise` in place of anything else."""
+    """Takes a text that can be written anywhere, without lone surrogates; `otherwise` in place of anything else."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else otherwise
+
+
+_LARGEST_CHECKED: Final = 200 << 20
+
+
+def read_checked(path: Path) -> Any:
+    """Returns what `write_checked` wrote; None if there is nothing, or anything else."""
+    try:
+        if not path.is_file() or path.stat().st_size > _LARGEST_CHECKED:
+            return None
+        digest, _, body = path.read_bytes().partition(b"\n")
+        return json.loads(body) if digest == hashlib.sha256(body).hexdigest().encode() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def write_checked(path: Path, content: Any) -> None:
+    """Writes what JSON can hold, whole or not at all. Raises OutputError where the disk cannot take it."""
+    body = json.dumps(content, separators=(",", ":")).encode()
+    parts = [hashlib.sha256(body).hexdigest().encode(), b"\n", body]
+    write_atomically(path, parts, sum(map(len, parts)))

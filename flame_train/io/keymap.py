@@ -100,7 +100,7 @@ class Source:
     shape: Shape | None = None
 
     def read(self, weights: Readable) -> Array:
-        """The tensor, a view of the stored one except where several are joined or one is scaled."""
+        """Returns the tensor, a view of the stored one except where several are joined or one is scaled."""
         return self.apply([weights.read(name) for name in self.names])
 
     def apply(self, stored: Sequence[Array]) -> Array:
@@ -108,32 +108,32 @@ class Source:
         first = stored[0]
         match self.op:
             case Op.COPY:
-                made = first
+                tensor = first
             case Op.SQUEEZE:
-                made = first.reshape(first.shape[:2])
+                tensor = first.reshape(first.shape[:2])
             case Op.UNSQUEEZE:
-                made = first.reshape(*first.shape[:2], 1, 1)
+                tensor = first.reshape(*first.shape[:2], 1, 1)
             case Op.TRANSPOSE:
-                made = first.T
+                tensor = first.T
             case Op.ROWS:
-                made = np.concatenate(stored) if len(stored) > 1 else first[self._rows(len(first))]
+                tensor = np.concatenate(stored) if len(stored) > 1 else first[self._rows(len(first))]
             case Op.SIX_ROWS:
-                made = first.reshape(6, -1)
+                tensor = first.reshape(6, -1)
             case Op.IN_A_ROW:
-                made = first.reshape(-1)
+                tensor = first.reshape(-1)
             case Op.SWAP:
-                made = _swapped(first)
+                tensor = _swapped(first)
             case Op.FLAT:
-                made = first.reshape(-1)
+                tensor = first.reshape(-1)
             case Op.LAST:
-                made = first[:, :, -1] if first.ndim == 5 else first
+                tensor = first[:, :, -1] if first.ndim == 5 else first
             case Op.SCALE:
-                made = first.astype(np.float32)
-                made *= stored[1].astype(np.float32).reshape(())
-        return made if self.shape is None else made.reshape(self.shape)
+                tensor = first.astype(np.float32)
+                tensor *= stored[1].astype(np.float32).reshape(())
+        return tensor if self.shape is None else tensor.reshape(self.shape)
 
-    def spread(self, made: Array, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, slice, Array]]:
-        """The other way round: for each of `names`, which rows of it come from `made`, and their values.
+    def spread(self, tensor: Array, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, slice, Array]]:
+        """Yields the other way round: for each of `names`, which rows of it come from `tensor`, and their values.
 
         `shapes` are those of the file. ValueError where what is stored is not what is read.
         """
@@ -144,23 +144,23 @@ class Source:
             shape = shapes[name]
             match self.op:
                 case Op.ROWS if len(self.names) > 1:
-                    yield name, slice(None), made[begin : begin + shape[0]]
+                    yield name, slice(None), tensor[begin : begin + shape[0]]
                     begin += shape[0]
                 case Op.ROWS:
-                    yield name, self._rows(shape[0]), made
+                    yield name, self._rows(shape[0]), tensor
                 case Op.TRANSPOSE:
-                    yield name, slice(None), made.T
+                    yield name, slice(None), tensor.T
                 case Op.SWAP:
-                    yield name, slice(None), _swapped(made)
+                    yield name, slice(None), _swapped(tensor)
                 case _:
-                    yield name, slice(None), made.reshape(shape)
+                    yield name, slice(None), tensor.reshape(shape)
 
     def _rows(self, stored: int) -> slice:
         unit = stored // self.parts
         return slice(self.part * unit, (self.part + self.span) * unit)
 
     def made_shape(self, shapes: Mapping[str, Shape]) -> Shape | None:
-        """The shape `read` will return; None when the stored shapes do not allow the rearrangement."""
+        """Returns the shape `read` will return; None when the stored shapes do not allow the rearrangement."""
         if self.shape is not None:
             return self.shape
         first, *rest = (shapes[name] for name in self.names)
@@ -217,23 +217,23 @@ class KeyMap:
         return KeyMap(tuple(rule.inverse for rule in self.rules))
 
     def pull(self, names: Iterable[str]) -> Pulled:
-        """For every target that `names` can make, how; and which names fit no rule or a half-filled one."""
+        """Finds how every target is made that `names` can make, and which names fit no rule or a half-filled one."""
         present = set(names)
         sources: dict[str, Source] = {}
         unknown: list[str] = []
         for name in sorted(present):
-            made = self._made_from(name)
-            if made is None or any(needed not in present for source in made.values() for needed in source.names):
+            targets = self._made_from(name)
+            if targets is None or any(needed not in present for source in targets.values() for needed in source.names):
                 unknown.append(name)
                 continue
-            for target, source in made.items():
+            for target, source in targets.items():
                 if sources.setdefault(target, source) != source:
                     unknown.append(name)  # an alias of what is there under another name already
                     break
         return Pulled(sources, tuple(unknown))
 
     def _made_from(self, name: str) -> dict[str, Source] | None:
-        """Target name -> Source for the rule that `name` belongs to, or None."""
+        """Finds target name -> Source for the rule that `name` belongs to, or None."""
         for places, rule in self._by_template.get(_NUMBER.sub("#", name), ()):
             numbers = _bound(places, _NUMBER.findall(name))
             if numbers is not None:
@@ -248,11 +248,11 @@ class KeyMap:
     @cached_property
     def _by_template(self) -> dict[str, list[tuple[list[str], Rule]]]:
         """Rules by their source names, every number and wildcard replaced, each with the replaced values."""
-        found: dict[str, list[tuple[list[str], Rule]]] = {}
+        by_template: dict[str, list[tuple[list[str], Rule]]] = {}
         for rule in (*self.rules, *self.aliases):
             for source in rule.source:
-                found.setdefault(_PLACE.sub("#", source), []).append((_PLACE.findall(source), rule))
-        return found
+                by_template.setdefault(_PLACE.sub("#", source), []).append((_PLACE.findall(source), rule))
+        return by_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,15 +268,15 @@ Line = tuple[str, str | tuple[str, ...], Op]
 
 
 def lines(text: str) -> tuple[Line, ...]:
-    """A table's lines as text: a name, an arrow, what it becomes, and in brackets the op unless that is COPY."""
-    found = []
+    """Gives a table's lines as text: a name, an arrow, what it becomes, and in brackets the op unless that is COPY."""
+    parsed = []
     for line in text.strip().splitlines():
         source, targets = line.split("->")
         *names, last = targets.split()
         op = Op[last[1:-1].upper()] if last.startswith("[") else Op.COPY
         names += [] if last.startswith("[") else [last]
-        found.append((source.strip(), tuple(names), op))
-    return tuple(found)
+        parsed.append((source.strip(), tuple(names), op))
+    return tuple(parsed)
 
 
 def table(
@@ -284,15 +284,15 @@ def table(
     prefixes: Iterable[tuple[str, str, str]] = (),
     suffixes: Mapping[str, Iterable[Line]] | None = None,
 ) -> tuple[Rule, ...]:
-    """Rules from whole names, and from prefixes each combined with the suffixes of the kind it names."""
+    """Returns rules from whole names, and from prefixes each combined with the suffixes of the kind it names."""
     lines = list(direct)
     for source, target, kind in prefixes:
         for source_end, target_end, op in (suffixes or {})[kind]:
             ends = (target_end,) if isinstance(target_end, str) else target_end
             lines.append((source + source_end, tuple(target + end for end in ends), op))
     rules = []
-    for source, made, op in lines:
-        targets = (made,) if isinstance(made, str) else made
+    for source, target_names, op in lines:
+        targets = (target_names,) if isinstance(target_names, str) else target_names
         for kind in ("weight", "bias") if "{p}" in source else ("",):
             filled = tuple(target.replace("{p}", kind) for target in targets)
             rules.append(Rule((source.replace("{p}", kind),), filled, op))
@@ -300,7 +300,8 @@ def table(
 
 
 def scaled_fp8_rules(names: Iterable[str], plain: Iterable[Rule]) -> tuple[Rule, ...]:
-    """`plain`, but weights among `names` that have a factor, as in ComfyUI's scaled fp8 files, are multiplied by it.
+    """Returns `plain`, but weights among `names` that have a factor, as in ComfyUI's scaled fp8 files, are multiplied
+    by it.
 
     Those are read only. Their rules come first and replace a plain one for the very same name.
     """
@@ -311,7 +312,7 @@ def scaled_fp8_rules(names: Iterable[str], plain: Iterable[Rule]) -> tuple[Rule,
 
 
 def as_stored(names: Iterable[str]) -> KeyMap:
-    """The table of `names` that are native already, whose weights may have a factor as `scaled_fp8_rules` has it."""
+    """Makes the table of `names` that are native, whose weights may have a factor as in `scaled_fp8_rules`."""
     plain = (Rule((name,), (name,)) for name in names if not name.endswith(".scale_weight"))
     return KeyMap(scaled_fp8_rules(names, plain))
 
@@ -322,7 +323,7 @@ def _swapped(x: Array) -> Array:
 
 
 def _bound(places: Sequence[str], numbers: Sequence[str]) -> dict[str, str] | None:
-    """The number that each wildcard stands for; None if a name with these numbers does not fit a pattern's places."""
+    """Gives the number that each wildcard stands for; None if a name with these numbers fits no pattern's places."""
     pairs = list(zip(places, numbers, strict=False))
     if len(places) != len(numbers) or any(place[0] != "{" and place != number for place, number in pairs):
         return None
@@ -330,4 +331,4 @@ def _bound(places: Sequence[str], numbers: Sequence[str]) -> dict[str, str] | No
 
 
 def _filled(pattern: str, numbers: Mapping[str, str]) -> str:
-    return _WILDCARD.sub(lambda found: numbers[found[0]], pattern)
+    return _WILDCARD.sub(lambda match: numbers[match[0]], pattern)

@@ -50,22 +50,22 @@ class LoraFamily:
     several_predictions: bool = False  # the noise or v: a file then says which
 
     def is_absent(self, module: str) -> bool:
-        """Whether `module`, as spelled in a file, is known to be of no layer of this family."""
+        """Tells whether `module`, as spelled in a file, is known to be of no layer of this family."""
         return any(c.absent is not None and c.absent.fullmatch(module) is not None for c in self.components)
 
 
 def modules_by_table(native: Iterable[str], to_diffusers: KeyMap) -> Modules:
-    """The modules of a network whose weights the table knows. ValueError for one that it does not."""
+    """Returns the modules of a network whose weights the table knows. ValueError for one that it does not."""
     pulled = to_diffusers.pull(f"{module}.weight" for module in native)
     if pulled.unknown:
         raise ValueError(f"not modules of this network: {pulled.unknown[:5]}")
-    found: dict[str, dict[str, Source]] = {}
+    modules: dict[str, dict[str, Source]] = {}
     for there, source in pulled.sources.items():
         (here,) = source.names
-        found.setdefault(here.removesuffix(".weight"), {})[there.removesuffix(".weight")] = source
-    return found
+        modules.setdefault(here.removesuffix(".weight"), {})[there.removesuffix(".weight")] = source
+    return modules
 
 
 def modules_as_they_are(native: Iterable[str]) -> Modules:
-    """The modules of a network that diffusers names as we do."""
+    """Returns the modules of a network that diffusers names as we do."""
     return {module: {module: Source((module,))} for module in native}

@@ -69,9 +69,9 @@ class Unpacked:
         if packed is None:
             return self._stored.read(name)
         with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN are refused where a network takes weights
-            made = packed.unpack([self._stored.read(part) for part in packed.names])
-        made.flags.writeable = False
-        return made
+            tensor = packed.unpack([self._stored.read(part) for part in packed.names])
+        tensor.flags.writeable = False
+        return tensor
 
     def stored(self, name: str) -> tuple[Array, ...]:
         packed = self._packed.get(name)
@@ -94,13 +94,13 @@ class Unpacked:
 
 
 def said_in(weights: Weights, name: str) -> bytes:
-    """The text that a stored tensor is. Raises ModelFileError for a long one."""
+    """Returns the text that a stored tensor is. Raises ModelFileError for a long one."""
     if weights.info(name).nbytes > _LONGEST:
         raise refuse(weights.path, name, f"expected a text of at most {_LONGEST} bytes")
     return np.asarray(weights.read(name)).reshape(-1).view(np.uint8).tobytes()
 
 
 def refuse(path: Path, name: str, reason: str) -> ModelFileError:
-    """The error for a packed tensor whose stored parts do not belong together."""
-    told = f"{path}: {shown(name)}: {shown(reason)}"
-    return ModelFileError(f"{told}; the file is damaged or of another format: get another copy")
+    """Returns the error for a packed tensor whose stored parts do not belong together."""
+    message = f"{path}: {shown(name)}: {shown(reason)}"
+    return ModelFileError(f"{message}; the file is damaged or of another format: get another copy")

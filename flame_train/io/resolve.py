@@ -59,7 +59,7 @@ def resolve(
     """
     every = sorted(names)
     set_aside = [name for name in every if idle is not None and idle.fullmatch(name)]
-    left = sorted(set(every).difference(set_aside))
+    remaining = sorted(set(every).difference(set_aside))
     sources: dict[str, dict[str, Source]] = {}
     layouts: dict[str, str] = {}
     ignored: list[str] = []
@@ -67,22 +67,22 @@ def resolve(
     for component in components:
         if only not in (None, component.name):
             continue
-        prefix = next((p for p in component.prefixes if any(name.startswith(p) for name in left)), None)
+        prefix = next((p for p in component.prefixes if any(name.startswith(p) for name in remaining)), None)
         if prefix is None and only is None:
             continue
         prefix = prefix or ""
-        own = [name for name in left if name.startswith(prefix)]
-        left = [name for name in left if not name.startswith(prefix)]
-        twice = {prefix + name for name, other in component.duplicates.items() if prefix + other in own}
-        wanted = [n for n in own if n not in twice and not component.ignored.fullmatch(n, len(prefix))]
-        ignored += sorted(set(own) - set(wanted))
-        pulled, layouts[component.name] = _pull(component, [name[len(prefix) :] for name in wanted])
+        names_of_part = [name for name in remaining if name.startswith(prefix)]
+        remaining = [name for name in remaining if not name.startswith(prefix)]
+        twice = {prefix + name for name, other in component.duplicates.items() if prefix + other in names_of_part}
+        used = [n for n in names_of_part if n not in twice and not component.ignored.fullmatch(n, len(prefix))]
+        ignored += sorted(set(names_of_part) - set(used))
+        pulled, layouts[component.name] = _pull(component, [name[len(prefix) :] for name in used])
         sources[component.name] = {
             target: replace(source, names=tuple(prefix + name for name in source.names))
             for target, source in pulled.sources.items()
         }
         unknown += [prefix + name for name in pulled.unknown]
-    return Resolved(sources, layouts, (*ignored, *set_aside), (*unknown, *left))
+    return Resolved(sources, layouts, (*ignored, *set_aside), (*unknown, *remaining))
 
 
 def _pull(component: Component, names: Collection[str]) -> tuple[Pulled, str]:
@@ -95,9 +95,9 @@ def _pull(component: Component, names: Collection[str]) -> tuple[Pulled, str]:
 
 
 def native_shapes(sources: Mapping[str, Source], shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Native name -> shape, from the file's `shapes`; left out are those whose rearrangement is impossible."""
-    made = {name: source.made_shape(shapes) for name, source in sources.items()}
-    return {name: shape for name, shape in made.items() if shape is not None}
+    """Returns native name -> shape, from the file's `shapes`; left out are those whose rearrangement is impossible."""
+    native = {name: source.made_shape(shapes) for name, source in sources.items()}
+    return {name: shape for name, shape in native.items() if shape is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +118,16 @@ def fit(sources: Mapping[str, Source], shapes: Mapping[str, Shape], expected: Ma
     fitting: dict[str, Source] = {}
     misshaped: list[tuple[str, Shape, Shape | None]] = []
     for name, source in sources.items():
-        wanted = expected.get(name)
-        if wanted is None:
+        shape = expected.get(name)
+        if shape is None:
             continue
-        found = source.made_shape(shapes)
-        if found == wanted:
+        file_shape = source.made_shape(shapes)
+        if file_shape == shape:
             fitting[name] = source
-        elif found is not None and _without_ones(found) == _without_ones(wanted):
-            fitting[name] = replace(source, shape=wanted)
+        elif file_shape is not None and _without_ones(file_shape) == _without_ones(shape):
+            fitting[name] = replace(source, shape=shape)
         else:
-            misshaped.append((name, wanted, found))
+            misshaped.append((name, shape, file_shape))
     missing = tuple(name for name in expected if name not in sources)
     unexpected = tuple(name for name in sources if name not in expected)
     return Fit(fitting, missing, unexpected, tuple(misshaped))

@@ -20,16 +20,14 @@ from typing import Any, Final, Self
 
 from flame_train.disk.atomic_write import remove_stale, write_atomically
 from flame_train.disk.failpoint import fail_point
-from flame_train.disk.files import could_make_folder, disk_errors, make_folder, reading
-from flame_train.disk.locks import lock
 from flame_train.disk.open_folder import FolderEntry, FolderLost, OpenFolder
-from flame_train.disk.system import NONBLOCK
+from flame_train.disk.preflight import could_make_folder, disk_errors, make_folder, reading
+from flame_train.disk.system import NONBLOCK, lock
 from flame_train.errors import OutputError
 from flame_train.io import commit
-from flame_train.io.foundrun import LARGEST, UNNAMED, Differences, examine
-from flame_train.io.owned import is_sample, refuse_links
+from flame_train.io.run_files import LARGEST, UNNAMED, Differences, examine, is_sample, refuse_links
 from flame_train.io.runlog import LogFile, record_of, step_of
-from flame_train.io.runstatus import FORMAT, LOCK, as_dead, ending, read_status, refresh_status, write_status
+from flame_train.io.runstatus import FORMAT, LOCK, ending, mark_dead, read_status, refresh_status, write_status
 from flame_train.version import __version__
 
 _LOG = logging.getLogger(__name__)
@@ -49,7 +47,7 @@ class RunFolder:
         self.name = name
         self.step = 0
         self._saved = 0
-        self._found: commit.Found | None = None
+        self._found: commit.Checkpoint | None = None
         self._config = config
         self._differences = differences
         self._open: OpenFolder | None = None
@@ -83,7 +81,7 @@ class RunFolder:
         return self
 
     def _begin(self) -> None:
-        """The first file in a new run's folder."""
+        """Writes the first file in a new run's folder."""
         self.write_status("running")
         raw = self._config.encode()
         write_atomically(self._held / "config.toml", [raw], len(raw))
@@ -106,7 +104,7 @@ class RunFolder:
             self._release()
 
     def _end(self, error: BaseException | None) -> None:
-        """The final status. A folder that lies elsewhere now gets it there."""
+        """Writes the final status. A folder that lies elsewhere now gets it there."""
         if isinstance(error, FolderLost):
             self._held.follow()
         try:
@@ -137,7 +135,7 @@ class RunFolder:
         return self.folder / f"{self.name or UNNAMED}.safetensors"
 
     def lora_beside(self, form: str) -> Path:
-        """The result once more, in another format."""
+        """Returns the result once more, in another format."""
         return self.lora.with_suffix(f".{form}.safetensors")
 
     @property
@@ -146,24 +144,24 @@ class RunFolder:
         return self.lora_beside("best")
 
     def lora_of(self, step: int) -> str:
-        """The name of a checkpoint's LoRA: with the step, so that it may be copied elsewhere as it is."""
+        """Returns the name of a checkpoint's LoRA: with the step, so that it may be copied elsewhere as it is."""
         return f"{self.name}-{step:06d}.safetensors" if self.name else self.lora.name
 
     def place(self, path: Path) -> FolderEntry:
-        """A path right in this folder, to be written to. Raises FolderLost if the folder is not there any more."""
+        """Gives a path right in this folder, to be written to. Raises FolderLost if the folder is gone."""
         self._held.check()
         return self._held / path.relative_to(self.folder).name
 
     def owned(self, name: str) -> Path:
-        """A folder of the run, such as "tensorboard", in which another program's library writes. Raises FolderLost."""
+        """Gives a folder of the run, such as "tensorboard", in which another library writes. Raises FolderLost."""
         return self.place(self.folder / name).path
 
     def config(self) -> str:
-        """The text of `config.toml`."""
+        """Returns the text of `config.toml`."""
         return (self.folder / "config.toml").read_text(encoding="utf-8")
 
     def sample(self, step: int) -> Path:
-        """The sample grid of a step."""
+        """Returns the sample grid of a step."""
         return self.samples / f"step-{step:06d}.png"
 
     def write_sample(self, step: int, grid: bytes) -> None:
@@ -172,7 +170,7 @@ class RunFolder:
         self._write_grids()
 
     def has_sample(self, step: int) -> bool:
-        """Whether the sample grid of a step is there, or waits for room."""
+        """Tells whether the sample grid of a step is there, or waits for room."""
         return self.sample(step).name in self._grids or os.path.exists(self.sample(step))
 
     def _write_grids(self) -> None:
@@ -188,8 +186,8 @@ class RunFolder:
                 return
             del self._grids[name]
 
-    def resume(self) -> commit.Found | None:
-        """The checkpoint to continue from, or None in a new run. Cuts the log back to its step.
+    def resume(self) -> commit.Checkpoint | None:
+        """Returns the checkpoint to continue from, or None in a new run. Cuts the log back to its step.
 
         Writes the data that waited for disk space when the checkpoint was made.
         """
@@ -199,16 +197,16 @@ class RunFolder:
             if self._found is not None:
                 with (
                     self._held.folder("checkpoints") as checkpoints,
-                    checkpoints.folder(self._found.path.name) as found,
+                    checkpoints.folder(self._found.path.name) as checkpoint,
                 ):
-                    waited = found.read("log.jsonl", LARGEST) if found.lstat("log.jsonl") else b""
-                    self._grids = {n: found.read(n, LARGEST) for n in found.names() if is_sample(n)}
+                    waited = checkpoint.read("log.jsonl", LARGEST) if checkpoint.lstat("log.jsonl") else b""
+                    self._grids = {n: checkpoint.read(n, LARGEST) for n in checkpoint.names() if is_sample(n)}
             self._opened_log().cut(self.step, waited)
         self._write_grids()
         return self._found
 
-    def inspect(self, leader: bool = False) -> commit.Found | None:
-        """The result of `resume`, without writing a file. Raises OutputError if the folder could not be opened.
+    def inspect(self, leader: bool = False) -> commit.Checkpoint | None:
+        """Returns the result of `resume`, without writing a file. Raises OutputError if the folder could not be opened.
 
         `leader`: another process of the same run has the folder open.
         """
@@ -277,7 +275,7 @@ class RunFolder:
             refresh_status(self._held, self._status("running", None))
 
     def losses(self, count: int) -> list[float]:
-        """The finite losses of the last `count` steps in the log."""
+        """Returns the finite losses of the last `count` steps in the log."""
         with reading(self.folder / "log.jsonl"):
             return self._opened_log().losses(count)
 
@@ -291,7 +289,7 @@ class RunFolder:
             _LOG.warning("%s", error)
 
     def last(self) -> Mapping[str, Any]:
-        """The log's line of the step that was reached; empty if there is none."""
+        """Returns the log's line of the step that was reached; empty if there is none."""
         with reading(self.folder / "log.jsonl"):
             line = self._opened_log().last()
         return record_of(line) if step_of(line) == self.step else {}
@@ -336,7 +334,7 @@ class RunFolder:
             self._open = None
 
     def _refuse_locked(self, folder: OpenFolder) -> None:
-        """As `_acquire` for a folder with a run, without writing a file."""
+        """Does as `_acquire` for a folder with a run, without writing a file."""
         try:
             descriptor = folder.file(LOCK, os.O_RDONLY | NONBLOCK)
         except OSError:
@@ -362,11 +360,11 @@ class RunFolder:
             ) from None
 
     def _mend(self) -> None:
-        """A run that was killed could not write how it ended: whatever comes now, it does not run."""
+        """Marks a run that was killed as dead: it could not write how it ended."""
         status = read_status(self._held)
         if status.get("state") == "running" and "pid" in status:
             with contextlib.suppress(OutputError):
-                write_status(self._held, as_dead(status))
+                write_status(self._held, mark_dead(status))
 
-    def _examine(self, held: OpenFolder) -> commit.Found | None:
+    def _examine(self, held: OpenFolder) -> commit.Checkpoint | None:
         return examine(held, self.folder, self.lora.name, self._differences)

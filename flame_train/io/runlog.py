@@ -36,7 +36,7 @@ class LogFile:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line at once; NaN and infinity, which JSON has not, as null. No room for it costs one warning."""
-        self.waiting += json.dumps(_finite(record)).encode() + b"\n"
+        self.waiting += json.dumps(_without_nan(record)).encode() + b"\n"
         self.write()
 
     def write(self) -> None:
@@ -83,16 +83,16 @@ class LogFile:
             self._warn(error)
 
     def last(self) -> bytes:
-        """The last line; empty if there is none. Raises OSError."""
+        """Returns the last line; empty if there is none. Raises OSError."""
         *_, line = [b"", *self._place.folder.tail(self._place.name, _LONGEST).splitlines()]
         return line
 
     def losses(self, count: int) -> list[float]:
-        """The losses of the last `count` lines, without those that are not finite. Raises OSError."""
+        """Returns the losses of the last `count` lines, without those that are not finite. Raises OSError."""
         with self._place.folder.reading(self._place.name) as file:
             lines = deque(iter(lambda: file.readline(_LONGEST), b""), count)
-        found = (number(table(json_tree(line)).get("loss")) for line in (*lines, *self.waiting.splitlines()))
-        return [loss for loss in found if loss is not None][-count:]
+        losses = (number(table(json_tree(line)).get("loss")) for line in (*lines, *self.waiting.splitlines()))
+        return [loss for loss in losses if loss is not None][-count:]
 
     def close(self) -> None:
         """Write what waits, if there is room now, and close the file."""
@@ -101,19 +101,19 @@ class LogFile:
 
 
 def step_of(line: bytes) -> float:
-    """The step that a line says; infinity where it is not one that a run wrote: it is cut off from there on."""
+    """Returns the step that a line says; infinity where it is not one that a run wrote: it is cut off from there on."""
     step = record_of(line).get("step", math.inf)
     return cast(float, step)
 
 
 def record_of(line: bytes) -> Mapping[str, Any]:
-    """What a line says; empty where it is not one that a run wrote, with a step."""
+    """Returns what a line says; empty where it is not one that a run wrote, with a step."""
     record = table(json_tree(line))
     return record if whole(record.get("step")) is not None else {}
 
 
-def _finite(value: Any) -> Any:
-    """The value with None for each number that JSON has not; a mapping's values alike."""
+def _without_nan(value: Any) -> Any:
+    """Returns the value with None for each number that JSON has not; a mapping's values alike."""
     if isinstance(value, Mapping):
-        return {name: _finite(inner) for name, inner in value.items()}
+        return {name: _without_nan(inner) for name, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from flame_train.disk.atomic_write import write_atomically, write_unsynced
-from flame_train.disk.files import reading
-from flame_train.disk.locks import lock
 from flame_train.disk.open_folder import OpenFolder
-from flame_train.disk.system import NONBLOCK
+from flame_train.disk.preflight import reading
+from flame_train.disk.system import NONBLOCK, lock
 from flame_train.errors import Interrupted, OutputError, exit_status
 from flame_train.io.json_values import json_tree, table
 
@@ -43,7 +42,7 @@ def write_status(folder: OpenFolder, status: Mapping[str, Any]) -> None:
 
 
 def refresh_status(folder: OpenFolder, status: Mapping[str, Any]) -> None:
-    """As `write_status`, of a run that goes on: readers see it whole, but it is not waited for the disk.
+    """Does as `write_status`, of a run that goes on: readers see it whole, but it is not waited for the disk.
 
     A disk that refuses it keeps the status before.
     """
@@ -57,7 +56,7 @@ def _padded(status: Mapping[str, Any]) -> bytes:
 
 
 def _written_over(folder: OpenFolder, raw: bytes) -> bool:
-    """Whether `raw` could be put into the file of just as many bytes that is there."""
+    """Puts `raw` into the file of just as many bytes that is there. Returns whether it could."""
     try:
         with os.fdopen(folder.file(STATUS, os.O_RDWR), "r+b") as file:
             return os.fstat(file.fileno()).st_size == len(raw) and file.write(raw) == len(raw)
@@ -66,7 +65,7 @@ def _written_over(folder: OpenFolder, raw: bytes) -> bool:
 
 
 def read_status(folder: OpenFolder) -> dict[str, Any]:
-    """What the file says; nothing where it is not there or makes no sense. OutputError where it cannot be read."""
+    """Reads what the file says; nothing where it is not there or makes no sense. OutputError if it cannot be read."""
     try:
         with reading(folder.path / STATUS, FileNotFoundError):
             return dict(table(json_tree(folder.read(STATUS, _LARGEST))))
@@ -75,13 +74,14 @@ def read_status(folder: OpenFolder) -> dict[str, Any]:
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """The status of the run in the folder `path`, without a "running" that is not so: that is "interrupted" then.
+    """Returns the status of the run in the folder `path`, without a "running" that is not so: that is "interrupted"
+    then.
 
     Nothing is written. Raises OSError where there is no such folder, OutputError where its status cannot be read.
     """
     with OpenFolder.open(path) as folder:
         status = read_status(folder)
-        return status if is_locked(folder) else as_dead(status)
+        return status if is_locked(folder) else mark_dead(status)
 
 
 def mend_status(path: Path) -> None:
@@ -96,18 +96,18 @@ def mend_status(path: Path) -> None:
         descriptor = folder.plain_file(LOCK, os.O_RDWR)
         try:
             lock(descriptor)
-            write_status(folder, as_dead(read_status(folder)))
+            write_status(folder, mark_dead(read_status(folder)))
         finally:
             os.close(descriptor)
 
 
-def as_dead(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The same status of a run whose process is gone."""
+def mark_dead(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the same status of a run whose process is gone."""
     return {**status, "state": "interrupted"} if status.get("state") == "running" else dict(status)
 
 
 def is_locked(folder: OpenFolder) -> bool:
-    """Whether a run has the folder."""
+    """Tells whether a run has the folder."""
     try:
         descriptor = folder.file(LOCK, os.O_RDONLY | NONBLOCK)
     except OSError:
@@ -124,7 +124,7 @@ def is_locked(folder: OpenFolder) -> bool:
 
 
 def ending(error: BaseException | None) -> tuple[str, int]:
-    """State and exit code of a run that ended with `error`."""
+    """Returns state and exit code of a run that ended with `error`."""
     if error is None:
         return "done", 0
     requested = isinstance(error, Interrupted | KeyboardInterrupt)

@@ -1,4 +1,4 @@
-"""Reading and writing safetensors files: strict, memory-mapped, deterministic, and never half written."""
+"""EncoderInput and writing safetensors files: strict, memory-mapped, deterministic, and never half written."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.open_folder import Location, entry_at, path_of
 from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
 from flame_train.io.dtypes import DTYPE_OF_TAG, FLOAT_TAGS, Array, tag_of
+from flame_train.io.foreign_files import describe_foreign, refused_by_suffix
 from flame_train.io.header import (
     MAX_HEADER_BYTES,
     MAX_RANK,
@@ -28,7 +29,6 @@ from flame_train.io.header import (
     parse_header,
     read_header,
 )
-from flame_train.io.sniff import describe_foreign, refused_by_suffix
 
 __all__ = ["SafetensorsFile", "TensorInfo", "describe", "save_file", "save_stream", "serialize"]
 
@@ -40,7 +40,7 @@ _HEADERS_ALONE: Final[dict[Path, str]] = {}
 
 
 def declare_header_alone(path: Path, download: str) -> None:
-    """From now on `path` is a file of which only the header was fetched: its shapes are known, not its values."""
+    """Declares `path` a file of which only the header was fetched: its shapes are known, not its values."""
     _HEADERS_ALONE[path] = download
 
 
@@ -72,14 +72,14 @@ class SafetensorsFile:
         return {name: info.shape for name, info in self._tensors.items()}
 
     def info(self, name: str) -> TensorInfo:
-        """The header's entry of tensor `name`. Raises ModelFileError if there is none."""
+        """Returns the header's entry of tensor `name`. Raises ModelFileError if there is none."""
         info = self._tensors.get(name)
         if info is None:
             raise ModelFileError(f"{self.path}: holds no tensor {name!r} (it holds {len(self.names)} others)")
         return info
 
     def read(self, name: str) -> Array:
-        """Tensor `name` as a read-only view of the file, in its stored dtype and shape, without a copy."""
+        """Returns tensor `name` as a read-only view of the file, in its stored dtype and shape, without a copy."""
         info = self.info(name)
         if self._map is None:
             raise ValueError(f"{self.path} is closed")
@@ -96,7 +96,7 @@ class SafetensorsFile:
         return flat.reshape(info.shape)
 
     def _unknown(self, info: TensorInfo, dtype: np.dtype[Any]) -> Array:
-        """An array of NaN, which takes no memory; of one number, such as an alpha, 1.
+        """Returns an array of NaN, which takes no memory; of one number, such as an alpha, 1.
 
         ModelFileError for numbers that a format needs to be understood.
         """
@@ -108,11 +108,11 @@ class SafetensorsFile:
         return np.broadcast_to(np.array(np.nan if math.prod(info.shape) > 1 else 1.0).astype(dtype), info.shape)
 
     def stored(self, name: str) -> tuple[Array, ...]:
-        """The tensor as the only array that it is made of."""
+        """Returns the tensor as the only array that it is made of."""
         return (self.read(name),)
 
     def nf4(self, name: str) -> None:
-        """None: the tensors of a format are found by who knows it (`unpacking.py`)."""
+        """Returns None: who knows a format finds its tensors (`unpacked`)."""
 
     def _let_go(self, mapped: mmap.mmap) -> None:
         """Give back the pages of the tensor read last; an array that still needs them finds them in the file again."""
@@ -133,7 +133,7 @@ class SafetensorsFile:
 
 
 def describe(name: str, array: Array) -> TensorInfo:
-    """The header entry that `array` will get. Raises TypeError or ValueError for values that the format cannot hold."""
+    """Makes the header entry of `array`. Raises TypeError or ValueError for values that the format cannot hold."""
     if array.ndim > MAX_RANK:
         raise ValueError(f"{name}: {array.ndim} dimensions; at most {MAX_RANK} can be stored")
     return TensorInfo(name, tag_of(array.dtype), array.shape, array.nbytes)
@@ -155,7 +155,7 @@ def save_stream(
     read: Callable[[str], Array],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """As `save_file`, but it requests each tensor once, in order, so one at a time is in memory.
+    """Does as `save_file`, but requests each tensor once, in order, so one at a time is in memory.
 
     `infos` announces name, dtype tag and shape; `read(name)` must return exactly that (ValueError if not).
     """
@@ -182,14 +182,14 @@ def _require_readable(place: Location) -> None:
 
 
 def serialize(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
-    """The bytes that `save_file` would write, header first, then tensor by tensor. For hashes."""
+    """Yields the bytes that `save_file` would write, header first, then tensor by tensor. For hashes."""
     infos = [describe(name, array) for name, array in tensors.items()]
     header, placed = build_header(infos, _checked_metadata(metadata))
     return _chunks(header, placed, tensors.__getitem__)
 
 
 def hash_data(tensors: Mapping[str, Array]) -> str:
-    """SHA-256, in hex, of the tensors' bytes in file order, without the header."""
+    """Returns SHA-256, in hex, of the tensors' bytes in file order, without the header."""
     digest = hashlib.sha256()
     chunks = serialize(tensors)
     next(chunks)
@@ -246,7 +246,7 @@ def _map_file(path: Path) -> mmap.mmap:
 
 
 def _read_header(path: Path, mapped: Any, whole: bool) -> tuple[int, Header]:
-    """Where the data begins, and the header. Raises ModelFileError."""
+    """Reads where the data begins, and the header. Raises ModelFileError."""
     size = len(mapped)
     head = bytes(mapped[:512])
     length = int.from_bytes(head[:8], "little")

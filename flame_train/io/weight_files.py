@@ -55,16 +55,16 @@ class Weights(Protocol):
         """Name -> shape of everything, from headers alone. With `read` it makes this what `nn.load` takes."""
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype tag, shape and bytes of a tensor. Raises ModelFileError if there is none."""
+        """Returns dtype tag, shape and bytes of a tensor. Raises ModelFileError if there is none."""
 
     def read(self, name: str) -> Array:
-        """The tensor, read-only: a view of its bytes on disk, or the numbers that packed ones stand for."""
+        """Returns the tensor, read-only: a view of its bytes on disk, or the numbers that packed ones stand for."""
 
     def stored(self, name: str) -> tuple[Array, ...]:
-        """The arrays on disk of which `read` makes the tensor: what tells it from another, without unpacking it."""
+        """Gives the arrays on disk of which `read` makes the tensor: what tells it from another, still packed."""
 
     def nf4(self, name: str) -> StoredNf4 | None:
-        """The tensor as bitsandbytes' doubly quantized NF4 has it, not unpacked; None if it is stored otherwise."""
+        """Gives the tensor as bitsandbytes' doubly quantized NF4 has it, packed; None if it is stored otherwise."""
 
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
@@ -89,8 +89,8 @@ class ShardedWeights:
 
     def info(self, name: str) -> TensorInfo:
         part, own_name = self._find(name)
-        found = part.info(own_name)
-        return TensorInfo(name, found.dtype, found.shape, found.nbytes, found.begin)
+        stored = part.info(own_name)
+        return TensorInfo(name, stored.dtype, stored.shape, stored.nbytes, stored.begin)
 
     def read(self, name: str) -> Array:
         part, own_name = self._find(name)

@@ -13,11 +13,12 @@ from typing import Any, Final
 import numpy as np
 
 from flame_train.errors import ModelFileError
+from flame_train.io import bitsandbytes, comfy_quant
 from flame_train.io.digests import Digests
+from flame_train.io.foreign_files import HOW_TO_CONVERT, PICKLE_SUFFIXES
 from flame_train.io.gguf import GgufFile, is_gguf
+from flame_train.io.packed import Unpacked
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.io.sniff import HOW_TO_CONVERT, PICKLE_SUFFIXES
-from flame_train.io.unpacking import unpacked
 from flame_train.io.weight_files import ShardedWeights, Weights
 
 COMPONENTS: Final = (
@@ -34,7 +35,8 @@ _PIECE: Final = 4096  # bytes of a tensor at its begin, in its middle and at its
 
 
 def sampled_digest(path: str | Path, digests: Digests | None = None) -> str:
-    """SHA-256, in hex, over every tensor's name, dtype, shape and a few of its bytes: cheap for files of any size.
+    """Returns SHA-256, in hex, over every tensor's name, dtype, shape and a few of its bytes: cheap for files of any
+    size.
 
     It reads 4 KiB at the beginning, in the middle and at the end of a tensor, and small tensors whole. Training,
     merging or rounding changes all of a tensor, so this distinguishes models. It misses a value changed by hand
@@ -78,7 +80,7 @@ def open_weights(path: str | Path) -> Weights:
 
 
 def cannot_be_read(path: Path, error: OSError) -> str:
-    """The message for a model file or folder that is out of reach."""
+    """Returns the message for a model file or folder that is out of reach."""
     return f"{path}: cannot be read ({error.strerror or error}); check the path and its permissions"
 
 
@@ -118,27 +120,27 @@ def _open_component(folder: Path) -> Weights:
 
 
 def _single_file(folder: Path, suffix: str, kind: str) -> Path | None:
-    """The folder's file of this suffix, or None. Raises ModelFileError for several."""
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() == suffix)
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:5])
-        raise ModelFileError(f"{folder}: holds {len(found)} {kind} files ({names}); name the one to use")
-    return found[0] if found else None
+    """Finds the folder's file of this suffix, or None. Raises ModelFileError for several."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == suffix)
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files[:5])
+        raise ModelFileError(f"{folder}: holds {len(files)} {kind} files ({names}); name the one to use")
+    return files[0] if files else None
 
 
 def _candidates() -> list[str]:
-    """The file names under which a component's weights are known, best first."""
-    found = []
+    """Lists the file names under which a component's weights are known, best first."""
+    names = []
     for stem in _STEMS:
-        found += [f"{stem}.safetensors", f"{stem}.safetensors.index.json"]
+        names += [f"{stem}.safetensors", f"{stem}.safetensors.index.json"]
     for variant in VARIANTS:
         for stem in _STEMS:
-            found += [
+            names += [
                 f"{stem}.{variant}.safetensors",
                 f"{stem}.safetensors.index.{variant}.json",
                 f"{stem}.{variant}.safetensors.index.json",
             ]
-    return [*found, *_LORAS]
+    return [*names, *_LORAS]
 
 
 def _open_shards(index: Path) -> Weights:
@@ -160,7 +162,7 @@ def _open_shards(index: Path) -> Weights:
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    """Tensor name -> file name, both checked. A file name that leaves the folder is refused."""
+    """Reads tensor name -> file name, both checked. A file name that leaves the folder is refused."""
     try:
         if index.stat().st_size > _MAX_INDEX_BYTES:
             raise ModelFileError(f"{index}: is over {_MAX_INDEX_BYTES} bytes, too large for an index of shards")
@@ -177,3 +179,12 @@ def _read_index(index: Path) -> dict[str, str]:
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise ModelFileError(f"{index}: {name!r} is said to be in {file!r}, not a safetensors file beside it")
     return dict(pairs)
+
+
+_FORMATS: Final = (bitsandbytes.packed, comfy_quant.packed)
+
+
+def unpacked(weights: Weights) -> Weights:
+    """Unpacks `weights` where a format of the list is found in them. Raises ModelFileError for a broken one."""
+    tensors = {name: packed for read in _FORMATS for name, packed in read(weights).items()}
+    return Unpacked(weights, tensors) if tensors else weights

@@ -55,7 +55,7 @@ _REASONS: Final[Mapping[str, str]] = {
 
 
 def config_text(folder: Path, device: str, family: str, lesson: QuickstartSpec, unsupported: Collection[str]) -> str:
-    """The text of config.toml.
+    """Returns the text of config.toml.
 
     Args:
         folder: the folder of the quickstart.
@@ -80,7 +80,7 @@ def config_text(folder: Path, device: str, family: str, lesson: QuickstartSpec, 
 
 
 def lesson_config(folder: Path, device: str, lesson: QuickstartSpec) -> Config:
-    """The settings of a lesson in `folder`."""
+    """Returns the settings of a lesson in `folder`."""
     prompts = (*lesson.prompts, *lesson.known_prompts)
     return Config(
         model=ModelSection(checkpoint=str(folder / "base.safetensors")),

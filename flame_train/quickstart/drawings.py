@@ -87,7 +87,7 @@ def scenes(
     textures: Sequence[str] = TEXTURES,
     alone: bool = False,
 ) -> list[Scene]:
-    """Scenes at random; equal arguments give equal scenes.
+    """Makes scenes at random; equal arguments give equal scenes.
 
     Args:
         count: number of scenes.
@@ -105,10 +105,10 @@ def scenes(
 
 
 def tiles(count: int, size: tuple[int, int], seed: int) -> list[Scene]:
-    """`count` Delft tiles: a blue shape on white checks, whose colours the caption leaves unsaid."""
+    """Makes `count` Delft tiles: a blue shape on white checks, whose colours the caption leaves unsaid."""
     rng = np.random.default_rng((seed, *size))
-    made = [_one(rng, size, SHAPES, "blue", "") for _ in range(count)]
-    return [Scene("white", "checkered", shapes, f"a delft tile with {words}") for shapes, words in made]
+    figures = [_one(rng, size, SHAPES, "blue", "") for _ in range(count)]
+    return [Scene("white", "checkered", shapes, f"a delft tile with {words}") for shapes, words in figures]
 
 
 def _scene(
@@ -136,18 +136,7 @@ def _a(words: str) -> str:
 def _one(
     rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[str], colour: str, named: str
 ) -> tuple[tuple[Shape, ...], str]:
-    """Makes one shape at random.
-
-    Args:
-        rng: gives the random numbers.
-        size: (height, width) of the image, in pixels.
-        kinds: the shapes to choose from.
-        colour: the colour of the shape.
-        named: the caption's word for that colour.
-
-    Returns:
-        The shape, and the words of the caption about it.
-    """
+    """Makes one shape at random."""
     kind, how, place = _any(rng, kinds), _any(rng, tuple(RADII)), _any(rng, tuple(PLACES))
     if rng.random() < 0.3:
         place = ""
@@ -157,26 +146,26 @@ def _one(
         reach = side / 2 - radius - 3
         off = towards * rng.uniform(0.75, 1.0) * reach if towards else rng.uniform(-0.12, 0.12) * min(size)
         middle.append(side / 2 + float(np.clip(off, -reach, reach)))
-    said = how if rng.random() < 0.85 else ""
-    words = " ".join(w for w in (said, named, kind, place) if w)
+    word = how if rng.random() < 0.85 else ""
+    words = " ".join(w for w in (word, named, kind, place) if w)
     return (Shape(kind, colour, radius, (middle[0], middle[1])),), _a(words)
 
 
 def _pair(
     rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[str], colours: Sequence[str]
 ) -> tuple[tuple[Shape, ...], str]:
-    """Two shapes, one left of or above the other."""
+    """Makes two shapes, one left of or above the other."""
     short = min(size)
     above = bool(rng.random() < 0.5) if size[0] == size[1] else size[0] > size[1]
-    made = []
+    shapes = []
     for sign, colour in zip((-1, 1), colours, strict=True):
         radius = rng.uniform(0.15, 0.2) * short
         along = sign * rng.uniform(0.22, 0.27) * (size[0] if above else size[1])
         across = rng.uniform(-0.1, 0.1) * short
         dx, dy = (across, along) if above else (along, across)
-        made.append(Shape(_any(rng, kinds), colour, radius, (size[1] / 2 + dx, size[0] / 2 + dy)))
-    first, second = (_a(f"{s.colour} {s.kind}") for s in made)
-    return tuple(made), f"{first} {'above' if above else 'left of'} {second}"
+        shapes.append(Shape(_any(rng, kinds), colour, radius, (size[1] / 2 + dx, size[0] / 2 + dy)))
+    first, other = (_a(f"{s.colour} {s.kind}") for s in shapes)
+    return tuple(shapes), f"{first} {'above' if above else 'left of'} {other}"
 
 
 def write_images(folder: Path, count: int, seed: int, make: Maker = scenes) -> int:
@@ -186,8 +175,8 @@ def write_images(folder: Path, count: int, seed: int, make: Maker = scenes) -> i
     others. Returns `count`.
     """
     for size, share in zip(SIZES, (count - 2 * (count // 4), count // 4, count // 4), strict=True):
-        made = make(share, size, seed)
-        for i, (scene, pixels) in enumerate(zip(made, render(np, made, size), strict=True)):
+        drawings = make(share, size, seed)
+        for i, (scene, pixels) in enumerate(zip(drawings, render(np, drawings, size), strict=True)):
             name, caption = folder / f"{size[0]}x{size[1]}-{i + 1:02}", scene.caption.encode()
             write_png(name.with_suffix(".png"), pixels)
             write_atomically(name.with_suffix(".txt"), [caption], len(caption))
@@ -195,7 +184,7 @@ def write_images(folder: Path, count: int, seed: int, make: Maker = scenes) -> i
 
 
 def render(xp: Any, what: Sequence[Scene], size: tuple[int, int]) -> Array:
-    """uint8 RGB images (N, H, W, 3) of scenes, on the device of `xp` (NumPy or CuPy)."""
+    """Draws uint8 RGB images (N, H, W, 3) of scenes, on the device of `xp` (NumPy or CuPy)."""
     y, x = (xp.asarray(axis, np.float32) for axis in np.mgrid[: size[0], : size[1]] + 0.5)
     image = _grounds(xp, what, x, y)
     for i in range(2):
@@ -210,13 +199,13 @@ def render(xp: Any, what: Sequence[Scene], size: tuple[int, int]) -> Array:
 
 
 def _columns(xp: Any, values: Any) -> Array:
-    """Per-scene numbers (N,) or colours (N, 3) as (N, 1, 1) or (N, 1, 1, 3)."""
+    """Reshapes numbers (N,) or colours (N, 3) of scenes to (N, 1, 1) or (N, 1, 1, 3)."""
     host = np.asarray(values, np.float32)
     return xp.asarray(host.reshape(host.shape[0], 1, 1, *host.shape[1:]))
 
 
 def _grounds(xp: Any, what: Sequence[Scene], x: Array, y: Array) -> Array:
-    """Backgrounds (N, H, W, 3): a pattern is drawn in the background's colour, mixed with white or black."""
+    """Draws backgrounds (N, H, W, 3): a pattern is drawn in the background's colour, mixed with white or black."""
     base = np.array([COLOURS[s.ground] for s in what], np.float32)
     light = base.mean(-1, keepdims=True) < 110
     shade = base + (np.where(light, 255.0, 0.0) - base) * 0.35
@@ -232,12 +221,12 @@ def _grounds(xp: Any, what: Sequence[Scene], x: Array, y: Array) -> Array:
 
 
 def _distances(xp: Any, shapes: Sequence[Shape], x: Array, y: Array) -> Array:
-    """Signed distances (N, H, W) in pixels from each shape's edge, negative inside."""
+    """Computes signed distances (N, H, W) in pixels from each shape's edge, negative inside."""
     centre, radius = np.array([s.centre for s in shapes]), _columns(xp, [s.radius for s in shapes])
     dx, dy = x - _columns(xp, centre[:, 0]), y - _columns(xp, centre[:, 1])
     kind = _columns(xp, [_KINDS.index(s.kind) for s in shapes])
     far = xp.sqrt(dx * dx + dy * dy)
-    found = {
+    distances = {
         "circle": lambda: far - radius,
         "square": lambda: xp.maximum(xp.abs(dx), xp.abs(dy)) - radius * 0.88,
         "triangle": lambda: xp.maximum(dy - radius * 0.7, 0.87 * xp.abs(dx) - 0.5 * dy - radius * 0.55),
@@ -249,7 +238,7 @@ def _distances(xp: Any, shapes: Sequence[Shape], x: Array, y: Array) -> Array:
     result = xp.zeros_like(far)
     for number, name in enumerate(_KINDS):
         if any(s.kind == name for s in shapes):
-            result = xp.where(kind == number, found[name](), result)
+            result = xp.where(kind == number, distances[name](), result)
     return result
 
 
@@ -258,18 +247,7 @@ def _box(xp: Any, dx: Array, dy: Array, radius: Array, ratio: float) -> Array:
 
 
 def _star(xp: Any, dx: Array, dy: Array, far: Array, radius: Array, points: int = 5, inner: float = 0.42) -> Array:
-    """A star with one point up: the plane is folded into half a point, whose edge is one line.
-
-    Args:
-        xp: the array namespace.
-        dx, dy, far: offsets of each pixel from the centre, and their length.
-        radius: from the centre to the tips, in the same unit.
-        points: number of points.
-        inner: radius of the notches as a share of `radius`.
-
-    Returns:
-        The distance from the edge, below 0 inside.
-    """
+    """Computes the distance from a star with one point up: half a point, folded, has one line as its edge."""
     half = np.pi / points
     angle = xp.abs((xp.arctan2(dx, -dy) + half) % (2 * half) - half)
     u, v = far * xp.cos(angle), far * xp.sin(angle)

@@ -36,26 +36,26 @@ class Row:
     images: Sequence[CaptionedImage]
 
 
-def taught(folder: Path, count: int = _COLUMNS) -> list[CaptionedImage]:
-    """The first images of a folder with their captions, square ones first."""
+def dataset_images(folder: Path, count: int = _COLUMNS) -> list[CaptionedImage]:
+    """Returns the first images of a folder with their captions, square ones first."""
     from PIL import Image
 
-    found = [(np.asarray(Image.open(path).convert("RGB")), path) for path in sorted(folder.glob("*.png"))]
-    found.sort(key=lambda pair: pair[0].shape[0] != pair[0].shape[1])
+    images = [(np.asarray(Image.open(path).convert("RGB")), path) for path in sorted(folder.glob("*.png"))]
+    images.sort(key=lambda pair: pair[0].shape[0] != pair[0].shape[1])
     return [
-        CaptionedImage(pixels, path.with_suffix(".txt").read_text(encoding="utf-8")) for pixels, path in found[:count]
+        CaptionedImage(pixels, path.with_suffix(".txt").read_text(encoding="utf-8")) for pixels, path in images[:count]
     ]
 
 
-def sampled(grid: Path, prompts: Sequence[str]) -> list[CaptionedImage]:
-    """The images of a sample grid with their prompts. Raises `ValueError` if it is not a grid of so many."""
+def grid_images(grid: Path, prompts: Sequence[str]) -> list[CaptionedImage]:
+    """Returns the images of a sample grid with their prompts. Raises `ValueError` if it is not a grid of so many."""
     from PIL import Image
 
     sheet = np.asarray(Image.open(grid).convert("RGB"))
-    found = places((sheet.shape[0], sheet.shape[1]), len(prompts))
+    boxes = places((sheet.shape[0], sheet.shape[1]), len(prompts))
     return [
         CaptionedImage(sheet[top : top + h, left : left + w], words)
-        for (top, left, h, w), words in zip(found, prompts, strict=True)
+        for (top, left, h, w), words in zip(boxes, prompts, strict=True)
     ]
 
 
@@ -93,23 +93,23 @@ def write_page(path: Path, title: str, rows: Sequence[Row], line_before: int = 0
 def _draw_images(sheet: Any, draw: Any, row: Row, top: int) -> None:
     from PIL import Image
 
-    for column, shown in enumerate(row.images):
-        image = Image.fromarray(shown.pixels)
+    for column, picture in enumerate(row.images):
+        image = Image.fromarray(picture.pixels)
         scale = _SIDE / max(image.size)
         image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
         left = _MARGIN + column * (_SIDE + _GAP)
         sheet.paste(image, (left, top))
-        for line, text in enumerate(_wrapped(shown.words)):
+        for line, text in enumerate(_wrapped(picture.words)):
             draw.text((left, top + _SIDE + 6 + line * (_TEXT + 4)), text, fill=_PALE, font=_font(_TEXT))
 
 
 def _height(row: Row) -> int:
-    lines = max((len(_wrapped(shown.words)) for shown in row.images), default=0)
+    lines = max((len(_wrapped(picture.words)) for picture in row.images), default=0)
     return 2 * _HEADING + _GAP + _SIDE + 6 + lines * (_TEXT + 4) + _GAP
 
 
 def _wrapped(text: str) -> list[str]:
-    """The words in lines no wider than an image."""
+    """Breaks the words into lines no wider than an image."""
     font, lines = _font(_TEXT), [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()

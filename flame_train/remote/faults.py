@@ -54,7 +54,7 @@ class Full(Refused):
 
 
 @contextmanager
-def told(address: str, *passed: type[Exception]) -> Iterator[None]:
+def store_errors(address: str, *passed: type[Exception]) -> Iterator[None]:
     """Turns what a store's library raises in the body into Unreachable, Refused or EnvironmentFault.
 
     Errors that are `passed` are an answer that the caller asked for, and stay.
@@ -75,17 +75,17 @@ def told(address: str, *passed: type[Exception]) -> Iterator[None]:
 
 
 def with_retries(attempt: Callable[[], Result], check: Callable[[], None]) -> Result:
-    """What `attempt` gives, tried again some times where the store is unreachable. `check` may raise in between.
+    """Calls `attempt`, and again some times where the store is unreachable. `check` may raise in between.
 
     A store that takes requests and answers none is given up after a minute.
     """
     begin = time.monotonic()
-    for left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_TRIES)):
         check()
         try:
             return attempt()
         except Unreachable as error:
-            if not left or time.monotonic() - begin > _PATIENCE:
+            if not tries_left or time.monotonic() - begin > _PATIENCE:
                 raise
             _LOG.warning("%s; trying again", error)
             time.sleep(_PAUSE)
@@ -93,7 +93,7 @@ def with_retries(attempt: Callable[[], Result], check: Callable[[], None]) -> Re
 
 
 def explained(address: str, error: BaseException) -> RemoteError:
-    """The error of this project for one of a library."""
+    """Returns the error of this project for one of a library."""
     names, codes = _chain(error)
     if any(code in _CLOCK for code in codes):
         return Refused(f"{address}: the store refuses requests of this machine's clock; set the clock, and start again")
@@ -121,7 +121,7 @@ def explained(address: str, error: BaseException) -> RemoteError:
 
 
 def _chain(error: BaseException) -> tuple[list[str], list[str]]:
-    """The classes of an error and its causes, and the codes that a store gave with them."""
+    """Returns the classes of an error and its causes, and the codes that a store gave with them."""
     names, codes = list[str](), list[str]()
     each: BaseException | None = error
     while each is not None and len(names) < 10:
@@ -134,7 +134,7 @@ def _chain(error: BaseException) -> tuple[list[str], list[str]]:
 
 
 def _has_no_room(error: BaseException, names: list[str], codes: list[str]) -> bool:
-    """Whether a store, or the disk of a server, is full. SFTP has no code for it, and some servers send the text."""
+    """Tells whether a store, or a server's disk, is full. SFTP has no code for it; some servers send the text."""
     texts = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
     if getattr(error, "reason", None) in texts or _errno(error) in (errno.ENOSPC, errno.EDQUOT):
         return True

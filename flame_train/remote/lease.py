@@ -92,7 +92,7 @@ class Lease:
             raise self.lost
 
     def _probe(self) -> datetime:
-        """The store's time. Proves the right to write and to remove, and finds out about conditions."""
+        """Returns the store's time. Proves the right to write and to remove, and finds out about conditions."""
         name = f".probe-{self._token}"
         self._conditional = self._store.has_conditions(name)
         if not self._conditional:
@@ -157,16 +157,16 @@ class Lease:
             self._renewed = time.monotonic()
 
     def _read(self) -> tuple[Mapping[str, Any], str | None]:
-        """What the lease says, and its version; nothing where there is none."""
+        """Returns what the lease says, and its version; nothing where there is none."""
         if self._conditional:
-            found = self._store.read_versioned(NAME)
-            raw, version = (b"", None) if found is None else found
+            answer = self._store.read_versioned(NAME)
+            raw, version = (b"", None) if answer is None else answer
         else:
             raw, version = self._store.read(NAME, _LARGEST) or b"", None
         return table(json_tree(raw)), version
 
     def _write(self, content: bytes) -> bool:
-        """Whether the lease is ours, with this content."""
+        """Writes this content. Returns whether the lease is ours."""
         if not self._conditional:
             self._store.write(NAME, content)
             return True
@@ -187,7 +187,7 @@ class Lease:
 
 
 def _machine() -> str:
-    """A hash of what only processes that see each other's numbers share; empty where the system cannot tell."""
+    """Returns a hash of what only processes that see each other's numbers share; empty where the system cannot tell."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         numbers = os.readlink("/proc/self/ns/pid")
@@ -197,12 +197,12 @@ def _machine() -> str:
 
 
 def _who(holder: Mapping[str, Any]) -> str:
-    """The machine and the process of a lease."""
+    """Returns the machine and the process of a lease."""
     return f"{text(holder.get('host'), 'another machine')} (process {whole(holder.get('pid')) or 'unknown'})"
 
 
 def _is_dead(holder: Mapping[str, Any]) -> bool:
-    """Whether a lease is of a process that ran on this machine and is gone."""
+    """Tells whether a lease is of a process that ran on this machine and is gone."""
     if not holder.get("machine") or holder["machine"] != _machine():
         return False
     try:

@@ -20,11 +20,10 @@ from flame_train.disk.failpoint import fail_point
 from flame_train.disk.open_folder import folder_below
 from flame_train.errors import RemoteError
 from flame_train.io.commit import MANIFEST, is_checkpoint
-from flame_train.io.owned import is_sample
+from flame_train.io.run_files import is_sample
 from flame_train.io.runstatus import STATUS
 
-from .faults import Full
-from .layout import (
+from .copy_layout import (
     CHECKPOINTS,
     CONFIG,
     LARGEST,
@@ -37,6 +36,7 @@ from .layout import (
     remove_checkpoint,
     steps_in,
 )
+from .faults import Full
 from .lease import Lease, LeaseLost
 from .store import Abandoned, Store
 
@@ -85,10 +85,10 @@ class Mirror:
             self._wake.notify_all()
 
     def checkpoint(self, step: int) -> None:
-        """A checkpoint is on the disk. Warns where more than two of them are not in the store yet."""
+        """Sends a checkpoint that is on the disk. Warns where more than two of them are not in the store yet."""
         self._made.append(step)
         newest = max(self._there, default=0)
-        behind = sum(made > newest for made in self._made)
+        behind = sum(number > newest for number in self._made)
         if behind > _AHEAD:
             had = f"has step {newest}" if newest else "has no checkpoint"
             _LOG.warning("%s %s; %d later ones are on this machine alone", self._store, had, behind)
@@ -100,7 +100,7 @@ class Mirror:
             raise self._lease.lost
 
     def notice(self) -> None:
-        """Something in the folder is new. Returns at once. Raises LeaseLost if another machine trains this run now."""
+        """Wakes the thread: something is new. Returns at once. Raises LeaseLost if another machine trains this run."""
         self.check()
         with self._wake:
             self._asked += 1
@@ -128,7 +128,7 @@ class Mirror:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._given_up or self._asked != self._done)
-                asked = self._asked
+                request = self._asked
             if self._given_up or self._lease.lost is not None:
                 return
             try:
@@ -148,7 +148,7 @@ class Mirror:
             with self._wake:
                 if self._failure is not None:
                     _LOG.info("%s: has all that is here again", self._store)
-                self._failure, self._done = None, asked
+                self._failure, self._done = None, request
                 self._wake.notify_all()
 
     def _fail(self, error: Exception) -> None:
@@ -184,17 +184,17 @@ class Mirror:
             self._cleared = True
 
     def _next(self) -> int | None:
-        """The newest whole checkpoint here that is not there."""
+        """Finds the newest whole checkpoint here that is not there."""
         return next((step for step in _steps(self._folder) if step not in self._there | self._left_out), None)
 
     def _opened(self, name: str) -> IO[bytes]:
-        """A plain file below the run folder, to be read. Raises OSError: also where a link leads elsewhere."""
+        """Returns a plain file below the run folder, to be read. Raises OSError: also where a link leads elsewhere."""
         *folders, last = name.split("/")
         with folder_below(self._folder, *folders) as folder:
             return folder.reading(last)
 
     def _send_changed(self, name: str) -> None:
-        """A file that was written since it was sent last; nothing where there is none."""
+        """Sends a file that was written since it was sent last; nothing where there is none."""
         try:
             with self._opened(name) as file:
                 stat = os.fstat(file.fileno())
@@ -206,7 +206,7 @@ class Mirror:
             return
 
     def _send_log(self) -> None:
-        """The whole lines of the log, which has more with each step."""
+        """Sends the whole lines of the log, which has more with each step."""
         try:
             with self._opened(LOG) as file:
                 size = _end_of_lines(file)
@@ -218,7 +218,7 @@ class Mirror:
             return
 
     def _send_checkpoint(self, step: int) -> None:
-        """A checkpoint, its manifest last; one that is damaged here is left out, one that was pruned meanwhile too."""
+        """Sends a checkpoint, its manifest last; leaves out one that is damaged here, or was pruned meanwhile."""
         with ExitStack() as opened:
             try:
                 folder = opened.enter_context(folder_below(self._folder, *folder_of(step).split("/")))
@@ -231,7 +231,7 @@ class Mirror:
         (self._there if sent else self._left_out).add(step)
 
     def _send_files(self, manifest: Manifest, files: Mapping[str, IO[bytes]]) -> bool:
-        """Whether the files are those of the manifest, and are there with it now."""
+        """Sends the files of the manifest, then that. Returns whether they are its files and are there now."""
         folder, there = folder_of(manifest.step), manifest_in(self._store, manifest.step)
         if there is not None and there.raw == manifest.raw:
             return True
@@ -254,9 +254,9 @@ class Mirror:
         here = _steps(self._folder)
         if not here or not self._keep:
             return
-        found = steps_in(self._store)
-        earlier = [step for step in found if step <= here[0]]
-        for step in found:
+        there = steps_in(self._store)
+        earlier = [step for step in there if step <= here[0]]
+        for step in there:
             if step not in here and step not in earlier[: self._keep]:
                 self._lease.check()
                 fail_point("remote.before_prune")
@@ -289,7 +289,7 @@ class _Part:
 
 
 def _end_of_lines(file: IO[bytes]) -> int:
-    """The length of a text up to its last line's end; a line has at most 64 KiB."""
+    """Returns the length of a text up to its last line's end; a line has at most 64 KiB."""
     size = os.fstat(file.fileno()).st_size
     begin = max(0, size - (1 << 16))
     file.seek(begin)
@@ -304,6 +304,6 @@ def _names(folder: Path) -> list[str]:
 
 
 def _steps(folder: Path) -> list[int]:
-    """The checkpoints of a run folder, newest first."""
+    """Lists the checkpoints of a run folder, newest first."""
     names = filter(is_checkpoint, _names(folder / CHECKPOINTS))
     return sorted((int(name.removeprefix("step-")) for name in names), reverse=True)

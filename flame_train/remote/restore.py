@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from flame_train.disk.failpoint import fail_point
-from flame_train.disk.files import make_folder, reading
-from flame_train.disk.locks import lock
 from flame_train.disk.open_folder import FolderEntry, OpenFolder
+from flame_train.disk.preflight import make_folder, reading
+from flame_train.disk.system import lock
 from flame_train.errors import OutputError
-from flame_train.io.commit import Found, NoIntactCheckpoint, commit, newest
+from flame_train.io.commit import Checkpoint, NoIntactCheckpoint, commit, newest
 from flame_train.io.json_values import json_tree, table, text, whole
-from flame_train.io.owned import is_sample, refuse_links
+from flame_train.io.run_files import is_sample, refuse_links
+from flame_train.io.runlog import record_of
 from flame_train.io.runstatus import FORMAT, LOCK, STATUS, write_status
 from flame_train.version import __version__
 
+from .copy_layout import CHECKPOINTS, CONFIG, LARGEST, LOG, SAMPLES, Manifest, folder_of, manifest_in, steps_in
 from .faults import Refused, Unreachable, with_retries
-from .layout import CHECKPOINTS, CONFIG, LARGEST, LOG, SAMPLES, Manifest, folder_of, manifest_in, steps_in
-from .lineage import apart
 from .store import Store
 
 _LOG = logging.getLogger(__name__)
@@ -64,22 +64,22 @@ class Copy:
         """
         with_retries(self._refuse_strangers, self.check)
         here = _newest_here(self.folder)
-        found = with_retries(self._whole, self.check)
-        there = found.step if found is not None else 0
-        if found is not None and here is not None:
+        manifest = with_retries(self._whole, self.check)
+        there = manifest.step if manifest is not None else 0
+        if manifest is not None and here is not None:
             self._refuse_other_way(here.step, there)
-        if found is None or there <= (here.step if here is not None else 0):
+        if manifest is None or there <= (here.step if here is not None else 0):
             if here is not None and there < here.step:
                 _LOG.info("%s is at step %d, the copy at %s at step %d", self.folder, here.step, self.store, there)
             return 0
-        self._bring(found)
+        self._bring(manifest)
         return there
 
     def bring_too(self, step: int) -> None:
         """Brings one more checkpoint, if it is whole there and not here."""
         manifest = with_retries(lambda: manifest_in(self.store, step), self.check)
         if manifest is not None and not (self.folder / folder_of(step)).exists():
-            with _taken(self.folder) as held:
+            with _locked_folder(self.folder) as held:
                 self._bring_checkpoint(held, manifest)
 
     def _refuse_strangers(self) -> None:
@@ -93,9 +93,9 @@ class Copy:
                     "set output.remote to another address"
                 )
             return
-        told = table(json_tree(status))
-        form, version = whole(told.get("format")) or 0, text(told.get("version"))
-        if form != FORMAT and told.get("version") is not None:
+        state = table(json_tree(status))
+        form, version = whole(state.get("format")) or 0, text(state.get("version"))
+        if form != FORMAT and state.get("version") is not None:
             raise Refused(
                 f"{self.store}: expected a run of format {FORMAT}, got one of format {form}, which "
                 f"flame-train {version} wrote; finish it with that version, or set output.remote to another "
@@ -110,7 +110,7 @@ class Copy:
             )
 
     def _whole(self) -> Manifest | None:
-        """The newest checkpoint in the store whose files all have the size that its manifest says."""
+        """Returns the newest checkpoint in the store whose files all have the size that its manifest says."""
         for step in steps_in(self.store):
             manifest = manifest_in(self.store, step)
             if manifest is None:
@@ -134,7 +134,7 @@ class Copy:
         theirs = with_retries(lambda: self.store.read(LOG, most), self.check)
         if theirs is None:
             return
-        step = apart(mine, theirs, min(here, there))
+        step = first_difference(mine, theirs, min(here, there))
         if step is not None:
             raise Refused(
                 f"{self.store}, at step {there}, and {self.folder}, at step {here}, went different ways from step "
@@ -144,7 +144,7 @@ class Copy:
     def _bring(self, manifest: Manifest) -> None:
         _LOG.info("bringing step %d from %s", manifest.step, self.store)
         make_folder(self.folder)
-        with _taken(self.folder) as held:
+        with _locked_folder(self.folder) as held:
             refuse_links(held)
             self._begin(held)
             fail_point("remote.begun")
@@ -158,10 +158,10 @@ class Copy:
             self._bring_checkpoint(held, manifest)
 
     def _begin(self, held: OpenFolder) -> None:
-        """By its status the folder is a run's, one that is at its beginning until the checkpoint is here."""
+        """Marks the folder as a run's, one that is at its beginning until the checkpoint is here."""
         if held.lstat(STATUS) is None:
-            begun = {"state": "interrupted", "exit_code": None, "step": 0, "saved": 0}
-            write_status(held, {**begun, "version": __version__, "format": FORMAT})
+            state = {"state": "interrupted", "exit_code": None, "step": 0, "saved": 0}
+            write_status(held, {**state, "version": __version__, "format": FORMAT})
         if held.lstat(CONFIG) is None:
             self._bring_file(CONFIG, held / CONFIG)
 
@@ -188,11 +188,11 @@ class Copy:
                     with place.folder.errors(place.path):
                         file.write(chunk)
 
-                found = self.store.download(name, write)
+                digest = self.store.download(name, write)
                 os.fsync(file.fileno())
-            if sha256 and found != sha256:
+            if sha256 and digest != sha256:
                 raise Unreachable(f"{self.store}: {name} does not match the SHA-256 of its manifest")
-            return found
+            return digest
 
         try:
             with_retries(fetch, self.check)
@@ -206,8 +206,8 @@ class Copy:
 
 
 @contextmanager
-def _taken(folder: Path) -> Iterator[OpenFolder]:
-    """The run folder, held and locked. Raises OutputError if a run has it."""
+def _locked_folder(folder: Path) -> Iterator[OpenFolder]:
+    """Holds and locks the run folder. Raises OutputError if a run has it."""
     with reading(folder):
         held = OpenFolder.open(folder)
     with held:
@@ -223,9 +223,27 @@ def _taken(folder: Path) -> Iterator[OpenFolder]:
             os.close(descriptor)
 
 
-def _newest_here(folder: Path) -> Found | None:
-    """The newest whole checkpoint of the run folder; none too where all are damaged: the store's may be whole."""
+def _newest_here(folder: Path) -> Checkpoint | None:
+    """Gives the newest whole checkpoint of the run folder; none too where all are damaged: the store's may be whole."""
     try:
         return newest(folder / CHECKPOINTS)
     except NoIntactCheckpoint:
         return None
+
+
+_FIGURES: Final = ("loss", "lr", "grad_norm", "loss_scale")
+"""What a step computes; its times and memory may differ."""
+
+
+def first_difference(one: bytes, other: bytes, last: int) -> int | None:
+    """Finds the first step up to `last` whose figures differ in two logs; None without. Lines may be missing."""
+    theirs = _figures(other)
+    return next((step for step, mine in _figures(one).items() if step <= last and theirs.get(step, mine) != mine), None)
+
+
+def _figures(log: bytes) -> dict[int, tuple[Any, ...]]:
+    figures = dict[int, tuple[Any, ...]]()
+    for line in log.splitlines():
+        if record := record_of(line):
+            figures[record["step"]] = tuple(record.get(name) for name in _FIGURES)
+    return figures

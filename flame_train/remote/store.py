@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 
 from flame_train.io.addresses import scheme_of
 
-from .faults import Unreachable, told
+from .faults import Unreachable, store_errors
 
 BLOCK: Final = 16 << 20  # bytes of a part of an upload
 _CHUNK: Final = 1 << 20
@@ -39,7 +39,7 @@ class Readable(Protocol):
     """Bytes to send, a chunk after another; an empty one is the end."""
 
     def read(self, size: int, /) -> bytes:
-        """At most so many bytes."""
+        """Returns at most so many bytes."""
 
 
 class Abandoned(Exception):
@@ -66,7 +66,7 @@ class Store:
         scheme = scheme_of(address)
         self._is_tree = scheme in _TREES
         self._is_s3 = scheme in ("s3", "s3a")
-        with told(self.address):
+        with store_errors(self.address):
             self._fs: Any = _ssh(address) if scheme in _SSH else _opened(address, self._is_s3)
             self._root = str(self._fs._strip_protocol(self.address)).rstrip("/")
 
@@ -74,24 +74,24 @@ class Store:
         return self.address
 
     def names(self, folder: str = "") -> dict[str, Entry | None]:
-        """What lies right in a folder: a file's entry, None for a folder. Nothing where there is no such folder."""
+        """Lists what lies right in a folder: a file's entry, None for a folder. Nothing where there is no folder."""
         path = self._path(folder)
-        with told(self.address):
+        with store_errors(self.address):
             try:
                 self._fs.invalidate_cache()
                 listed = self._fs.ls(path, detail=True, **({"refresh": True} if self._is_s3 else {}))
             except (FileNotFoundError, NotADirectoryError):
                 return {}
-        found = dict[str, Entry | None]()
+        entries = dict[str, Entry | None]()
         for info in listed:
             name = str(info["name"]).rstrip("/").rpartition("/")[2]
             if str(info["name"]).rstrip("/") != path:
-                found[name] = None if info["type"] == "directory" else _entry(info)
-        return found
+                entries[name] = None if info["type"] == "directory" else _entry(info)
+        return entries
 
     def walk(self) -> Iterator[tuple[str, Entry]]:
-        """Every file below the address, by its name; a single file, where the address is one, by an empty name."""
-        with told(self.address):
+        """Yields each file below the address, by its name; a single file, where the address is one, by an empty one."""
+        with store_errors(self.address):
             self._fs.invalidate_cache()
             listed = self._fs.find(self._root, detail=True)
         files = {
@@ -104,8 +104,8 @@ class Store:
         yield from files.items()
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """At most `limit` bytes of a file; None where there is none."""
-        with told(self.address):
+        """Returns at most `limit` bytes of a file; None where there is none."""
+        with store_errors(self.address):
             try:
                 with self._opened(name, _CHUNK) as file:
                     return bytes(file.read(limit))
@@ -113,19 +113,19 @@ class Store:
                 return None
 
     def _opened(self, name: str, block: int) -> Any:
-        """A file, opened to be read. Raises FileNotFoundError where there is none, or a pipe, which has no end."""
+        """Opens a file to be read. Raises FileNotFoundError where there is none, or a pipe, which has no end."""
         path = self._path(name)
         if self._is_tree and self._fs.info(path)["type"] != "file":
             raise FileNotFoundError(path)
         return self._fs.open(path, "rb", block_size=block)
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of a file, a chunk at a time. Raises FileNotFoundError."""
-        with told(self.address, FileNotFoundError):
+        """Yields the bytes of a file, a chunk at a time. Raises FileNotFoundError."""
+        with store_errors(self.address, FileNotFoundError):
             file = self._opened(name, 4 * _CHUNK)
         with file:
             while True:
-                with told(self.address, FileNotFoundError):
+                with store_errors(self.address, FileNotFoundError):
                     chunk = bytes(file.read(_CHUNK))
                 if not chunk:
                     return
@@ -149,7 +149,7 @@ class Store:
         """
         path = self._path(name)
         target = f"{path}.{secrets.token_hex(4)}{_PARTIAL}" if self._is_tree else path
-        with told(self.address, Abandoned):
+        with store_errors(self.address, Abandoned):
             try:
                 if self._is_tree:
                     self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -168,7 +168,7 @@ class Store:
         return sums.sha256.hexdigest()
 
     def _has_no_room(self) -> bool:
-        """Whether the disk of an SFTP server has no room for a chunk: of a write that failed it does not say why."""
+        """Tells whether an SFTP server's disk has no room for a chunk: a write that failed does not say why."""
         from fsspec.asyn import sync
 
         async def ask(path: str) -> Any:
@@ -212,7 +212,7 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
-        with told(self.address):
+        with store_errors(self.address):
             try:
                 self._fs.rm_file(self._path(name))
             except FileNotFoundError:
@@ -228,15 +228,15 @@ class Store:
     def remove_folder(self, name: str) -> None:
         """Removes an empty folder, in stores that have folders."""
         if self._is_tree:
-            with told(self.address):
+            with store_errors(self.address):
                 try:
                     self._fs.rmdir(self._path(name))
                 except (FileNotFoundError, OSError):
                     return
 
     def modified(self, name: str) -> datetime | None:
-        """When a file was written, by the clock of the store; None where there is none."""
-        with told(self.address):
+        """Returns when a file was written, by the clock of the store; None where there is none."""
+        with store_errors(self.address):
             try:
                 self._fs.invalidate_cache()
                 at = self._fs.modified(self._path(name))
@@ -251,7 +251,7 @@ class Store:
         """
         bucket, _, key = self._path(name).partition("/")
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
-        with told(self.address):
+        with store_errors(self.address):
             try:
                 answer = self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=content, **condition)
             except Exception as error:
@@ -261,9 +261,9 @@ class Store:
         return str(answer["ETag"])
 
     def read_versioned(self, name: str) -> tuple[bytes, str] | None:
-        """A small file and its version, in one request; None where there is none. Only on S3."""
+        """Returns a small file and its version, in one request; None where there is none. Only on S3."""
         bucket, _, key = self._path(name).partition("/")
-        with told(self.address):
+        with store_errors(self.address):
             try:
                 answer = self._fs.call_s3("get_object", Bucket=bucket, Key=key)
             except FileNotFoundError:
@@ -273,7 +273,7 @@ class Store:
             return bytes(sync(self._fs.loop, answer["Body"].read)), str(answer["ETag"])
 
     def has_conditions(self, name: str) -> bool:
-        """Whether this store refuses a write whose condition does not hold; tried with a file `name`, which stays."""
+        """Tells whether this store refuses a write whose condition does not hold; tried with a file `name`."""
         if not self._is_s3:
             return False
         if self.write_if(name, b"1", None) is None and self.modified(name) is None:
@@ -309,7 +309,7 @@ class _Sums:
         self._in_part = 0
 
     def add(self, chunk: bytes) -> None:
-        """The next bytes, at most as many as a part has."""
+        """Takes the next bytes, at most as many as a part has."""
         self.size += len(chunk)
         self.sha256.update(chunk)
         room = BLOCK - self._in_part
@@ -322,7 +322,7 @@ class _Sums:
                 self._in_part += len(piece)
 
     def etag(self) -> str:
-        """What S3 calls the file, without quotes: its MD5, or that of the MD5s of its parts with their number."""
+        """Gives what S3 calls the file, without quotes: its MD5, or that of the MD5s of its parts with their number."""
         if self.size < BLOCK:
             return self._parts[0].hexdigest()
         joined = b"".join(part.digest() for part in self._parts)
@@ -335,7 +335,7 @@ def _entry(info: dict[str, Any]) -> Entry:
 
 
 def _is_unmet(error: BaseException) -> bool:
-    """Whether a condition of a write did not hold; S3 also says so of two that come at once."""
+    """Tells whether a condition of a write did not hold; S3 also says so of two that come at once."""
     each: BaseException | None = error
     while each is not None:
         response: Any = getattr(each, "response", None)
@@ -347,7 +347,7 @@ def _is_unmet(error: BaseException) -> bool:
 
 
 def _opened(address: str, is_s3: bool) -> Any:
-    """A file system of fsspec's for an address, not shared with others in this process."""
+    """Opens a file to be read. Raises FileNotFoundError where there is none, or a pipe, which has no end."""
     from fsspec.core import url_to_fs
 
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would print a traceback for each lost connection
@@ -356,34 +356,34 @@ def _opened(address: str, is_s3: bool) -> Any:
         once = {"total_max_attempts": 1, "mode": "standard"}
         limits = {"connect_timeout": 10, "read_timeout": _SILENT, "retries": once}
         options |= {"config_kwargs": limits, "fixed_upload_size": True, "default_fill_cache": False}
-    made = url_to_fs(address, **options)[0]
+    file_system = url_to_fs(address, **options)[0]
     if is_s3:
-        made.retries = 1  # whoever calls tries again, and says so
-        _limit(made)
-    return made
+        file_system.retries = 1  # whoever calls tries again, and says so
+        _limit(file_system)
+    return file_system
 
 
-def _limit(made: Any) -> None:
+def _limit(file_system: Any) -> None:
     """Bounds each request of an S3 file system: one that waits for leave to send its body has no limit of its own."""
     from fsspec.asyn import sync_wrapper
 
-    request = made._call_s3
+    request = file_system._call_s3
 
     async def limited(method: str, *args: Any, **more: Any) -> Any:
         body = more.get("Body", b"")
         seconds = _SILENT + 5 + (len(body) / _SLOWEST if isinstance(body, bytes | bytearray | memoryview) else 0.0)
         return await asyncio.wait_for(request(method, *args, **more), seconds)
 
-    made._call_s3 = limited
-    made.call_s3 = sync_wrapper(limited, obj=made)
+    file_system._call_s3 = limited
+    file_system.call_s3 = sync_wrapper(limited, obj=file_system)
 
 
 def _ssh(address: str) -> Any:
-    """SFTP by sshfs: hosts' keys are checked and ~/.ssh/config is read, as ssh itself does."""
+    """Opens SFTP by sshfs: hosts' keys are checked and ~/.ssh/config is read, as ssh itself does."""
     from fsspec.utils import infer_storage_options
     from sshfs import SSHFileSystem
 
-    given = infer_storage_options(address)
-    options = {name: given[name] for name in ("port", "username") if given.get(name)}
+    parsed = infer_storage_options(address)
+    options = {name: parsed[name] for name in ("port", "username") if parsed.get(name)}
     alive = {"connect_timeout": 15, "keepalive_interval": 10, "keepalive_count_max": 3}
-    return SSHFileSystem(given["host"], known_hosts=(), skip_instance_cache=True, **alive, **options)
+    return SSHFileSystem(parsed["host"], known_hosts=(), skip_instance_cache=True, **alive, **options)

@@ -24,10 +24,10 @@ from flame_train.errors import shown
 from . import compare, sections
 from .charts import charts_of, charts_of_runs
 from .elements import element, html
-from .images import TrainedImage
 from .library import Library
 from .report import navigation, page_file
 from .run_reader import RunView
+from .trained_images import TrainedImage
 
 _POINTS: Final = 2000  # of a line
 _ROWS: Final = 100  # images of the dataset on a page
@@ -50,7 +50,7 @@ class Pages:
         self._templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
 
     def app(self) -> Starlette:
-        """The application, without its guard."""
+        """Returns the application, without its guard."""
         paths: dict[str, Callable[[Request], Response]] = {
             "/": self.runs,
             "/run": self.run,
@@ -68,7 +68,7 @@ class Pages:
         return Starlette(routes=[Route(path, page) for path, page in paths.items()], exception_handlers=missing)
 
     def runs(self, request: Request) -> Response:
-        """The list of runs; the only run's page if there is one."""
+        """Returns the list of runs; the only run's page if there is one."""
         names = list(self._library.readers())
         if len(names) == 1:
             return RedirectResponse(_path("/run", name=names[0]))
@@ -77,16 +77,16 @@ class Pages:
         return self._page("runs.html", title="runs", table=rows)
 
     def run(self, request: Request) -> Response:
-        """A run's page, which fills itself from `run.json`."""
+        """Returns a run's page, which fills itself from `run.json`."""
         view = self._view(request)
         alone = len(self._library.readers()) == 1
         links = [] if alone else [element("a", "all runs", href="/")]
         return self._page("run.html", title=view.name, name=view.name, nav=Markup(html(navigation(*links))))
 
     def run_data(self, request: Request) -> Response:
-        """The charts and sections of a run, or that they are as the browser has them."""
+        """Returns the charts and sections of a run, or that they are as the browser has them."""
         view = self._view(request)
-        shown: dict[str, Any] = {
+        data: dict[str, Any] = {
             "running": view.status.get("state") == "running",
             "charts": [chart.to_json() for chart in charts_of(view, _POINTS, **_smoothing(request))],
             "sections": {
@@ -99,17 +99,17 @@ class Pages:
             },
             "dataset": _digest(repr(view.images_written)),
         }
-        return _unless_same(request, shown)
+        return _unless_same(request, data)
 
     def compare(self, request: Request) -> Response:
-        """Several runs side by side."""
+        """Shows several runs side by side."""
         names = [view.name for view in self._views(request)]
         return self._page("compare.html", title="comparison of runs", names=names)
 
     def compare_data(self, request: Request) -> Response:
-        """The charts of several runs over each other, their samples and what differs in their configs."""
+        """Returns the charts of several runs over each other, their samples and what differs in their configs."""
         views = self._views(request)
-        shown = {
+        data = {
             "running": any(view.status.get("state") == "running" for view in views),
             "charts": [chart.to_json() for chart in charts_of_runs(views, _POINTS, **_smoothing(request))],
             "sections": {
@@ -118,25 +118,25 @@ class Pages:
                 "config": html(compare.settings(views)),
             },
         }
-        return _unless_same(request, shown)
+        return _unless_same(request, data)
 
     def dataset(self, request: Request) -> Response:
-        """A part of the images of the dataset: those that have a text in file or caption, in an order, page by page."""
+        """Shows a page of the images of the dataset: those that have a text in file or caption, in an order."""
         view = self._view(request)
-        wanted = request.query_params.get("find", "")[:_LONGEST].lower()
-        found = [image for image in view.images if _matches(image, wanted)]
+        searched = request.query_params.get("find", "")[:_LONGEST].lower()
+        images = [image for image in view.images if _matches(image, searched)]
         order = request.query_params.get("order", "")
         if order == "lowest":
-            found.reverse()
+            images.reverse()
         elif order == "file":
-            found.sort(key=lambda image: image.name)
-        pages = max(math.ceil(len(found) / _ROWS), 1)
+            images.sort(key=lambda image: image.name)
+        pages = max(math.ceil(len(images) / _ROWS), 1)
         page = min(_whole(request, "page", 0), pages - 1)
-        section = sections.dataset(view, found[page * _ROWS : (page + 1) * _ROWS])
-        return _json({"html": html(section), "found": len(found), "page": page, "pages": pages})
+        section = sections.dataset(view, images[page * _ROWS : (page + 1) * _ROWS])
+        return _json({"html": html(section), "found": len(images), "page": page, "pages": pages})
 
     def sample(self, request: Request) -> Response:
-        """An image of a sample grid."""
+        """Returns an image of a sample grid."""
         view, full = self._view(request), request.query_params.get("size") == "full"
         try:
             step, prompt = _whole(request, "step", -1), _whole(request, "prompt", -1)
@@ -146,7 +146,7 @@ class Pages:
         return _kept(raw, "image/png" if full else "image/jpeg")
 
     def control(self, request: Request) -> Response:
-        """The control images of a prompt."""
+        """Returns the control images of a prompt."""
         try:
             raw = self._library.control(self._view(request), _whole(request, "prompt", -1))
         except OSError:
@@ -154,7 +154,7 @@ class Pages:
         return _kept(raw, "image/jpeg")
 
     def sheet(self, request: Request) -> Response:
-        """The sheet of thumbnails, as it lies in the run folder."""
+        """Returns the sheet of thumbnails, as it lies in the run folder."""
         reader = self._library.readers().get(request.query_params.get("name", ""))
         try:
             raw = reader.sheet() if reader else b""
@@ -165,9 +165,9 @@ class Pages:
         return Response(raw, media_type="image/jpeg", headers={"Cache-Control": "no-cache"})
 
     def file(self, request: Request) -> Response:
-        """A file of the run folder, to be saved: one of those that the page lists, by its name as it is shown."""
-        view, asked = self._view(request), request.query_params.get("path", "")
-        path = next((kept.name for kept in view.files if not kept.folder and shown(kept.name) == asked), "")
+        """Gives a file of the run folder, to be saved: one of those that the page lists, by its name as it is shown."""
+        view, path_asked = self._view(request), request.query_params.get("path", "")
+        path = next((entry.name for entry in view.files if not entry.folder and shown(entry.name) == path_asked), "")
         if not path:
             raise NotFound
         try:
@@ -179,7 +179,7 @@ class Pages:
         return StreamingResponse(chunks, media_type="application/octet-stream", headers=headers)
 
     def asset(self, request: Request) -> Response:
-        """The style and the scripts: ours, and Plotly's out of its package."""
+        """Returns the style and the scripts: ours, and Plotly's out of its package."""
         name = request.path_params["name"]
         if name == "plotly.js":
             return _kept(_plotly(), "text/javascript")
@@ -222,7 +222,7 @@ def _file(view: RunView) -> Callable[[str], str]:
 
 
 def _sample(view: RunView, size: str) -> sections.GridImage:
-    """Where the images of a run's grids are; the time of a grid in it lets the browser keep them."""
+    """Returns where the images of a run's grids are; the time of a grid in it lets the browser keep them."""
     written = {grid.step: grid.written for grid in view.grids}
     return lambda step, prompt: _path(
         "/sample", name=view.name, step=step, prompt=prompt, size=size, written=written[step]
@@ -230,13 +230,13 @@ def _sample(view: RunView, size: str) -> sections.GridImage:
 
 
 def _control(view: RunView) -> Callable[[int], str]:
-    """Where the control images of a run's prompts are."""
+    """Returns where the control images of a run's prompts are."""
     written = view.controls.written if view.controls else 0
     return lambda prompt: _path("/control", name=view.name, prompt=prompt, written=written)
 
 
-def _matches(image: TrainedImage, wanted: str) -> bool:
-    return not wanted or any(wanted in text.lower() for text in (image.name, image.mask, *image.captions))
+def _matches(image: TrainedImage, searched: str) -> bool:
+    return not searched or any(searched in text.lower() for text in (image.name, image.mask, *image.captions))
 
 
 def _whole(request: Request, name: str, otherwise: int) -> int:
@@ -253,15 +253,15 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def _unless_same(request: Request, shown: Mapping[str, Any]) -> Response:
-    digest = _digest(shown)
+def _unless_same(request: Request, data: Mapping[str, Any]) -> Response:
+    digest = _digest(data)
     if request.query_params.get("have") == digest:
-        return _json({"same": True, "running": shown["running"]})
-    return _json({**shown, "digest": digest})
+        return _json({"same": True, "running": data["running"]})
+    return _json({**data, "digest": digest})
 
 
 def _json(value: Mapping[str, Any]) -> Response:
-    """A JSON answer in ASCII: texts of a run's files may hold halves of characters, which UTF-8 has not."""
+    """Returns a JSON answer in ASCII: texts of a run's files may hold halves of characters, which UTF-8 has not."""
     return Response(json.dumps(value, allow_nan=False, separators=(",", ":")), media_type="application/json")
 
 
@@ -270,17 +270,17 @@ def _kept(raw: bytes, kind: str) -> Response:
 
 
 def _opened(view: RunView, path: str) -> tuple[int, Iterator[bytes]]:
-    """The size and the bytes of a plain file below the run folder; links are refused. Raises OSError."""
+    """Yields the size and the bytes of a plain file below the run folder; links are refused. Raises OSError."""
     *folders, name = path.split("/")
     with folder_below(view.folder, *folders) as inside:
         file = inside.reading(name)
     size = os.fstat(file.fileno()).st_size
 
     def chunks() -> Iterator[bytes]:
-        left = size
+        remaining = size
         with file:
-            while left > 0 and (chunk := file.read(min(_CHUNK, left))):
-                left -= len(chunk)
+            while remaining > 0 and (chunk := file.read(min(_CHUNK, remaining))):
+                remaining -= len(chunk)
                 yield chunk
 
     return size, chunks()

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from flame_train.training.meter import KEPT
+from flame_train.training.log import KEPT
 
 from .curves import Curve
-from .images import Band
 from .run_reader import RunView
+from .trained_images import Band
 
 _GIB: Final = 2**30
 _BAND: Final = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
@@ -44,12 +44,12 @@ class Chart:
     log: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The chart as JSON has it."""
+        """Returns the chart as JSON has it."""
         return asdict(self)
 
 
 def charts_of(view: RunView, most: int, smoothing: float = KEPT) -> tuple[Chart, ...]:
-    """The charts of one run, with at most about `most` points a line. Charts without a point are left out."""
+    """Returns the charts of one run, with at most about `most` points a line. Charts without a point are left out."""
     curves = view.curves
     loss = curves.get("loss", Curve())
     charts = [
@@ -71,8 +71,8 @@ def charts_of(view: RunView, most: int, smoothing: float = KEPT) -> tuple[Chart,
 
 
 def charts_of_runs(views: Sequence[RunView], most: int, smoothing: float = KEPT) -> tuple[Chart, ...]:
-    """The charts of several runs over each other: the losses smoothed."""
-    found = []
+    """Returns the charts of several runs over each other: the losses smoothed."""
+    charts = []
     for name, title, key, weight in (
         ("loss", "Loss, smoothed", "loss", smoothing),
         ("validation", "Validation loss", "validation/loss", 0.0),
@@ -86,8 +86,8 @@ def charts_of_runs(views: Sequence[RunView], most: int, smoothing: float = KEPT)
         for view in views:
             curve = _scaled(view.curves.get(key), scale) or Curve()
             lines.append(_line(view.name, curve.smoothed(weight).every(most), marks=key.startswith("validation")))
-        found.append(Chart(name, title, tuple(lines)))
-    return tuple(chart for chart in found if any(line.x for line in chart.lines))
+        charts.append(Chart(name, title, tuple(lines)))
+    return tuple(chart for chart in charts if any(line.x for line in chart.lines))
 
 
 def _line(label: str, curve: Curve, *, faint: bool = False, marks: bool = False) -> Line:
@@ -116,7 +116,7 @@ def _raw_and_smoothed(curve: Curve, most: int, smoothing: float) -> tuple[Line, 
 
 
 def _bands(curves: Mapping[str, Curve], most: int) -> Iterator[Line]:
-    """The running means of the log's bands, neighbours joined into wide bands."""
+    """Yields the running means of the log's bands, neighbours joined into wide bands."""
     named = [(bounds, curve) for name, curve in curves.items() if (bounds := _bounds(name, "bands/"))]
     named.sort(key=lambda pair: pair[0])
     for first in range(0, len(named), _COARSE):
@@ -140,13 +140,13 @@ def _validation(curves: Mapping[str, Curve], most: int) -> Iterator[Line]:
 
 
 def _bounds(name: str, prefix: str) -> tuple[int, int] | None:
-    """The noise levels of a band's curve: "bands/0-50" -> (0, 50)."""
-    found = _BAND.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
-    return (int(found[1]), int(found[2])) if found else None
+    """Returns the noise levels of a band's curve: "bands/0-50" -> (0, 50)."""
+    match = _BAND.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _levels(bands: Sequence[Band]) -> tuple[Line, ...]:
-    """The running mean of each band at the last checkpoint, in the band's middle."""
+    """Returns the running mean of each band at the last checkpoint, in the band's middle."""
     curve = Curve()
     for band in bands:
         if bounds := _bounds(band.levels, ""):

@@ -14,7 +14,7 @@ MOST: Final = 8
 
 
 def table(views: Sequence[RunView], link: Callable[[str], str], *, choose: bool = True) -> Element:
-    """A row for each run; with `choose` each has a box that puts it into a comparison."""
+    """Returns a row for each run; with `choose` each has a box that puts it into a comparison."""
     names = ("", "run", "state", "step", "loss", "validation loss", "samples")[0 if choose else 1 :]
     head = element("tr", *[element("th", name, scope="col") for name in names])
     rows = []
@@ -35,23 +35,23 @@ def table(views: Sequence[RunView], link: Callable[[str], str], *, choose: bool 
 
 
 def samples(views: Sequence[RunView], image: Callable[[RunView, str], GridImage]) -> Element:
-    """The last grid of each run, by prompts that any of them has; runs are rows."""
+    """Returns the last grid of each run, by prompts that any of them has; runs are rows."""
     texts = list(dict.fromkeys(prompt.text for view in views for prompt in view.prompts))
     rows = []
     for number, view in enumerate(views):
         if not view.grids:
             continue
         grid = view.grids[-1]
-        own = [prompt.text for prompt in view.prompts]
+        prompts = [prompt.text for prompt in view.prompts]
         small, large = image(view, "small"), image(view, "full")
         cells = []
         for column, text in enumerate(texts):
-            i = own.index(text) if text in own and len(grid.boxes) == len(own) else None
+            i = prompts.index(text) if text in prompts and len(grid.boxes) == len(prompts) else None
             if i is None:
                 cells.append(element("td", "no image"))
                 continue
-            told = f"{view.name}, step {grid.step}: {text}"
-            cells.append(sample_image(small(grid.step, i), large(grid.step, i), number, column, told, grid.boxes[i]))
+            label = f"{view.name}, step {grid.step}: {text}"
+            cells.append(sample_image(small(grid.step, i), large(grid.step, i), number, column, label, grid.boxes[i]))
         rows.append(element("tr", element("th", f"{view.name}, step {grid.step}", scope="row"), *cells))
     head = element("tr", element("th", "run", scope="col"), *[element("th", text, scope="col") for text in texts])
     drawn = element("table", element("thead", head), element("tbody", *rows), class_="grid")
@@ -66,7 +66,7 @@ def samples(views: Sequence[RunView], image: Callable[[RunView, str], GridImage]
 
 
 def settings(views: Sequence[RunView]) -> Element:
-    """The keys whose values differ between the runs."""
+    """Returns the keys whose values differ between the runs."""
     paths = dict.fromkeys(setting.path for view in views for setting in view.settings)
     rows = []
     for path in paths:

@@ -29,21 +29,21 @@ class Curve:
         self.values.append(value)
 
     def copy(self) -> Curve:
-        """The curve as it is now."""
+        """Returns the curve as it is now."""
         return Curve(self.steps[:], self.values[:])
 
     def __len__(self) -> int:
         return len(self.steps)
 
     def smoothed(self, weight: float) -> Curve:
-        """The exponential mean in which each value keeps `weight` of the mean before it, as in `training/meter.py`."""
+        """Computes the exponential mean in which a value keeps `weight` of the mean before it, as `Meter` does."""
         smooth = array("d", self.values[:1])
         for value in self.values[1:]:
             smooth.append(weight * smooth[-1] + (1.0 - weight) * value)
         return Curve(self.steps, smooth)
 
     def thinned(self, most: int) -> Curve:
-        """At most about `most` points: of each stretch the lowest and the highest, so that no peak is lost."""
+        """Returns at most about `most` points: of each stretch the lowest and the highest, so that no peak is lost."""
         if len(self) <= most:
             return self
         parts = max(most // 2, 1)
@@ -58,7 +58,7 @@ class Curve:
         return thin
 
     def every(self, most: int) -> Curve:
-        """At most about `most` points, evenly spaced, the last among them: for a curve without peaks."""
+        """Returns at most about `most` points, evenly spaced, the last among them: for a curve without peaks."""
         if len(self) <= most:
             return self
         stride = math.ceil(len(self) / most)
@@ -93,12 +93,12 @@ class LogCurves:
 
 
 def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The finite numbers of a line: its own, and those of a validation and of bands of noise levels."""
+    """Yields the finite numbers of a line: its own, and those of a validation and of bands of noise levels."""
     tables = [("", record)]
     validation, images = (table(record.get(name)) for name in ("validation", "images"))
     tables += [("validation/", {"loss": validation.get("loss")}), ("validation/", table(validation.get("bands")))]
     tables += [("bands/", table(images.get("bands")))]
     for prefix, values in tables:
         for name, value in values.items():
-            if (found := number(value)) is not None:
-                yield prefix + text(name), found
+            if (finite := number(value)) is not None:
+                yield prefix + text(name), finite

@@ -12,18 +12,18 @@ Inside = Element | str | int | None | Iterable[Element]
 
 
 def element(tag: str, *inside: Inside, **attributes: str | float | bool | None) -> Element:
-    """An element with texts and elements in it.
+    """Returns an element with texts and elements in it.
 
     A trailing underscore of an attribute is dropped, others become hyphens. None and False leave an attribute out,
     True gives it without a value. Control characters are shown escaped.
     """
-    made = Element(tag)
+    tree = Element(tag)
     for name, value in attributes.items():
         if value is not None and value is not False:
-            made.set(name.rstrip("_").replace("_", "-"), "" if value is True else lines_shown(_text(value)))
+            tree.set(name.rstrip("_").replace("_", "-"), "" if value is True else lines_shown(_text(value)))
     for part in inside:
-        _append(made, part)
-    return made
+        _append(tree, part)
+    return tree
 
 
 def _append(to: Element, part: Inside) -> None:
@@ -44,5 +44,5 @@ def _text(value: str | float) -> str:
 
 
 def html(*parts: Element) -> str:
-    """Elements as HTML. What `script` and `style` hold is written as it is: it must be ours."""
+    """Writes elements as HTML. What `script` and `style` hold is written as it is: it must be ours."""
     return "".join(ElementTree.tostring(part, encoding="unicode", method="html") for part in parts)

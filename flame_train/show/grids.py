@@ -45,7 +45,7 @@ class Grid:
 
 
 def prompts_of(tree: Mapping[str, Any]) -> tuple[GridPrompt, ...]:
-    """The prompts of a resolved config."""
+    """Returns the prompts of a resolved config."""
     section = table(tree.get("sample"))
     listed = section.get("prompts")
     return tuple(_wanted(prompt, section) for prompt in listed) if isinstance(listed, list) else ()
@@ -60,29 +60,29 @@ def _wanted(prompt: Any, section: Mapping[str, Any]) -> GridPrompt:
 
 
 def step_of_grid(name: str) -> int | None:
-    """The step of a grid's file; None: it is no grid."""
-    found = _STEP.fullmatch(name)
-    return int(found[1]) if found else None
+    """Returns the step of a grid's file; None: it is no grid."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def cut(step: int, size: tuple[int, int], prompts: tuple[GridPrompt, ...], written: int = 0) -> Grid:
-    """The grid of a step, (height, width) in pixels. One that is not of these prompts is one image, the whole."""
-    found = places(size, len(prompts))
+    """Gives the grid of a step, (height, width) in pixels. One that is not of these prompts is one image, the whole."""
+    boxes_found = places(size, len(prompts))
     boxes = tuple(
         (left, top, left + min(p.width or width, width), top + min(p.height or height, height))
-        for p, (top, left, height, width) in zip(prompts, found, strict=False)
+        for p, (top, left, height, width) in zip(prompts, boxes_found, strict=False)
     )
     return Grid(step, boxes or ((0, 0, size[1], size[0]),), written)
 
 
 def cut_controls(size: tuple[int, int], prompts: tuple[GridPrompt, ...], written: int = 0) -> Grid | None:
-    """The sheet of control images, (height, width) in pixels, as a grid of step -1; None: not of these prompts."""
-    found = cut(-1, size, tuple(GridPrompt(prompt.text) for prompt in prompts), written)
-    return found if len(found.boxes) == len(prompts) and any(prompt.has_control for prompt in prompts) else None
+    """Cuts the sheet of control images, (height, width) in pixels, as a grid of step -1; None: of other prompts."""
+    sheet = cut(-1, size, tuple(GridPrompt(prompt.text) for prompt in prompts), written)
+    return sheet if len(sheet.boxes) == len(prompts) and any(prompt.has_control for prompt in prompts) else None
 
 
 def size_of(raw: bytes) -> tuple[int, int] | None:
-    """(height, width) of an image file by its header; None if it is none, or too large to be shown."""
+    """Returns (height, width) of an image file by its header; None if it is none, or too large to be shown."""
     try:
         with Image.open(io.BytesIO(raw), formats=["PNG"]) as image:
             width, height = image.size
@@ -92,7 +92,7 @@ def size_of(raw: bytes) -> tuple[int, int] | None:
 
 
 def cropped(raw: bytes, boxes: Sequence[Box], side: int, kind: str) -> list[bytes]:
-    """Parts of an image file as JPEGs or PNGs, the longer side of each at most `side`. Raises OSError."""
+    """Cuts parts out of an image file, as JPEGs or PNGs, the longer side of each at most `side`. Raises OSError."""
     try:
         with Image.open(io.BytesIO(raw)) as image:
             whole = image.convert("RGB")

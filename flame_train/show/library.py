@@ -23,12 +23,12 @@ _FULL: Final = 8192
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run: also of one that was copied without all of its files."""
+    """Tells whether a folder is that of a run: also of one that was copied without all of its files."""
     return (folder / STATUS).is_file() or all((folder / name).is_file() for name in ("config.toml", "log.jsonl"))
 
 
 def runs_in(folder: Path) -> Iterator[Path]:
-    """The runs in a folder: itself, or those some levels below, in order. Links are not followed."""
+    """Yields the runs in a folder: itself, or those some levels below, in order. Links are not followed."""
     if is_run(folder):
         yield folder
         return
@@ -70,9 +70,9 @@ class Library:
                 )
 
     def readers(self) -> dict[str, RunReader]:
-        """A reader for each run that is there now, by its name."""
-        found = dict.fromkeys(run for folder in self._folders for run in runs_in(folder))
-        names = _names(list(found)[:_MOST])
+        """Returns a reader for each run that is there now, by its name."""
+        runs = dict.fromkeys(run for folder in self._folders for run in runs_in(folder))
+        names = _names(list(runs)[:_MOST])
         with self._lock:
             for name, run in names.items():
                 if run not in self._readers or self._readers[run].name != name:
@@ -80,7 +80,7 @@ class Library:
             return {name: self._readers[run] for name, run in names.items()}
 
     def view(self, name: str) -> RunView | None:
-        """The run of that name as it stands; None: there is none."""
+        """Returns the run of that name as it stands; None: there is none."""
         reader = self.readers().get(name)
         if reader is None:
             return None
@@ -91,7 +91,7 @@ class Library:
             return None
 
     def sample(self, view: RunView, step: int, number: int, full: bool) -> bytes:
-        """An image of a sample grid: a small JPEG, or the whole as a PNG. Raises OSError where there is none."""
+        """Gives an image of a sample grid: a small JPEG, or the whole as a PNG. Raises OSError where there is none."""
         grid = next((grid for grid in view.grids if grid.step == step), None)
         reader = self.readers().get(view.name)
         if grid is None or reader is None or not 0 <= number < len(grid.boxes):
@@ -107,7 +107,7 @@ class Library:
             return self._cut[key][number]
 
     def control(self, view: RunView, number: int) -> bytes:
-        """The control images of a prompt, as a small JPEG. Raises OSError where there are none."""
+        """Returns the control images of a prompt, as a small JPEG. Raises OSError where there are none."""
         reader = self.readers().get(view.name)
         if view.controls is None or reader is None or not 0 <= number < len(view.controls.boxes):
             raise FileNotFoundError(f"no control image of prompt {number}")
@@ -115,7 +115,7 @@ class Library:
 
 
 def _names(runs: Sequence[Path]) -> dict[str, Path]:
-    """The runs by the shortest ends of their paths that tell them apart."""
+    """Names the runs by the shortest ends of their paths that tell them apart."""
     whole = [run.resolve() for run in runs]
     for length in range(1, max((len(path.parts) for path in whole), default=1) + 1):
         names = ["/".join(path.parts[-length:]) for path in whole]

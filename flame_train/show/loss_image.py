@@ -7,10 +7,10 @@ import math
 
 from PIL import Image, ImageDraw, ImageFont
 
-from flame_train.training.meter import KEPT
+from flame_train.training.log import KEPT
 
-from .axes import Axis, axis
 from .curves import Curve
+from .svg import Axis, axis
 
 _WIDTH, _HEIGHT = 1920, 960
 _LEFT, _TOP, _RIGHT, _BOTTOM = 160, 100, 40, 100
@@ -21,7 +21,7 @@ _LONGEST = 50  # characters of a name that fit beside the names of the lines
 
 
 def loss_png(name: str, loss: Curve, validation: Curve, weighted: bool = False) -> bytes:
-    """A PNG of 960 x 480 pixels. The validation loss, which has no weights, is drawn where there is one."""
+    """Returns a PNG of 960 x 480 pixels. The validation loss, which has no weights, is drawn where there is one."""
     image = Image.new("RGB", (_WIDTH, _HEIGHT), "white")  # drawn larger, then reduced: Pillow's lines have steps
     canvas, font = ImageDraw.Draw(image), ImageFont.load_default(26)
     smooth = loss.smoothed(KEPT).every(_POINTS)

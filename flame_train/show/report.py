@@ -23,8 +23,7 @@ from .curves import Curve
 from .elements import Element, element, html
 from .grids import Grid, cropped
 from .loss_image import loss_png
-from .run_reader import RunReader, RunView
-from .settings import without_folders
+from .run_reader import RunReader, RunView, without_folders
 from .svg import svg
 
 _LOG = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ _PAGES: Final = resources("flame_train.show") / "pages"
 
 
 def page_file(name: str) -> str:
-    """A file of `pages/`."""
+    """Returns a file of `pages/`."""
     return (_PAGES / name).read_text(encoding="utf-8")
 
 
@@ -51,22 +50,22 @@ class Report:
         self._drawn: dict[tuple[Grid, int], str] = {}  # small images as data URIs
 
     def make(self) -> dict[str, bytes]:
-        """The files by name, as the run folder is now. Raises OSError where it cannot be read."""
+        """Returns the files by name, as the run folder is now. Raises OSError where it cannot be read."""
         view = self._reader.read()
-        made = {REPORT: self._page(view).encode("utf-8", "replace")}
+        files = {REPORT: self._page(view).encode("utf-8", "replace")}
         loss = view.curves.get("loss")
         if loss is not None:
             weighted = view.setting("loss.weighting") not in ("", '"none"')
-            made[LOSS] = loss_png(view.name, loss, view.curves.get("validation/loss", Curve()), weighted)
-        return made
+            files[LOSS] = loss_png(view.name, loss, view.curves.get("validation/loss", Curve()), weighted)
+        return files
 
     def _page(self, view: RunView) -> str:
         steps = _spread([grid.step for grid in view.grids], max(_SAMPLES // max(len(view.prompts), 1), 2))
-        kept = [grid for grid in view.grids if grid.step in steps] + [view.controls]
-        self._drawn = {key: uri for key, uri in self._drawn.items() if key[0] in kept}
+        grids = [grid for grid in view.grids if grid.step in steps] + [view.controls]
+        self._drawn = {key: uri for key, uri in self._drawn.items() if key[0] in grids}
         images = view.images[:_ROWS]
-        left = len(view.images) - len(images)
-        note = f"{left} more are in dataset.json and images.json of the run folder." if left else ""
+        omitted = len(view.images) - len(images)
+        note = f"{omitted} more are in dataset.json and images.json of the run folder." if omitted else ""
         charts = [svg(chart) for chart in charts_of(view, _POINTS)]
         body = [
             navigation(),
@@ -104,7 +103,7 @@ class Report:
         return self._drawn[grid, number]
 
     def _sheet(self, images: Sequence[object]) -> str:
-        """The style that has the thumbnails, if there are any."""
+        """Returns the style that has the thumbnails, if there are any."""
         if not images:
             return ""
         try:
@@ -115,13 +114,13 @@ class Report:
 
 
 def navigation(*more: Element) -> Element:
-    """Links to the sections."""
+    """Makes links to the sections."""
     names = ("summary", "curves", "samples", "dataset", "config", "files")
     return element("nav", *more, *[element("a", name, href=f"#{name}") for name in names], aria_label="sections")
 
 
 def document(title: str, body: Sequence[Element], style: str, script: str) -> str:
-    """A page that holds its style and its one script. It may load nothing, and run no other script."""
+    """Returns a page that holds its style and its one script. It may load nothing, and run no other script."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rules = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     head = element(
@@ -137,23 +136,23 @@ def document(title: str, body: Sequence[Element], style: str, script: str) -> st
 
 
 def reporter(folder: RunFolder) -> Callable[[], None]:
-    """A function that writes the files of the report into a run's folder. What fails costs a warning, never the run."""
+    """Makes a function that writes the files of the report into a run's folder. What fails costs a warning alone."""
     report = Report(folder.folder)
 
     def write() -> None:
         try:
-            made = report.make()
+            files = report.make()
         except Exception as error:
             _LOG.warning("no %s: %s: %s", REPORT, type(error).__name__, error)
             return
-        for name, raw in made.items():
+        for name, raw in files.items():
             folder.write_report(name, raw)
 
     return write
 
 
 def _spread(steps: Sequence[int], most: int) -> tuple[int, ...]:
-    """At most `most` steps, the first and the last among them, evenly spread."""
+    """Returns at most `most` steps, the first and the last among them, evenly spread."""
     if len(steps) <= most:
         return tuple(steps)
     return tuple(steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most))

@@ -7,23 +7,23 @@ short or makes no sense leaves its part of the page empty.
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final
 
+from flame_train.config.keys import keys
+from flame_train.config.render import toml_value
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
 from flame_train.io.commit import is_checkpoint
-from flame_train.io.json_values import number, table, whole
-from flame_train.io.runstatus import as_dead, is_locked, read_status
+from flame_train.io.json_values import number, table, toml_tree, whole
+from flame_train.io.runstatus import is_locked, mark_dead, read_status
 
-from .controls import CONTROLS
 from .curves import Curve, LogCurves
 from .grids import Grid, GridPrompt, cut, cut_controls, prompts_of, size_of, step_of_grid
-from .images import Band, TrainedImage, bands_of, images_of, with_losses
-from .settings import Setting, settings_of, tree_of
-from .sheet import SHEET
+from .thumbnails import CONTROLS, SHEET
+from .trained_images import Band, TrainedImage, bands_of, images_of, with_losses
 
 _LARGEST: Final = 1 << 28  # bytes of a file that is read whole
 _LONGEST: Final = 1e9  # seconds: a pace that means more time than this is none
@@ -67,8 +67,8 @@ class RunView:
         pace = number(self.status.get("steps_per_s")) or 0.0
         if self.status.get("state") != "running" or pace <= 0.0 or not self.steps:
             return None
-        left = max(self.steps - self.step, 0) / pace
-        return left if left < _LONGEST else None
+        steps_left = max(self.steps - self.step, 0) / pace
+        return steps_left if steps_left < _LONGEST else None
 
     @property
     def step(self) -> int:
@@ -76,7 +76,7 @@ class RunView:
         return max(whole(each.get("step")) or 0 for each in (self.last, self.status))
 
     def setting(self, path: str) -> str:
-        """The value of a key as TOML; empty: the config lacks it."""
+        """Returns the value of a key as TOML; empty: the config lacks it."""
         return next((setting.value for setting in self.settings if setting.path == path), "")
 
 
@@ -89,7 +89,7 @@ class RunReader:
         self._kept: dict[tuple[str, str], tuple[Any, Any]] = {}
 
     def read(self) -> RunView:
-        """The run as it stands. Raises OSError where the folder cannot be opened."""
+        """Returns the run as it stands. Raises OSError where the folder cannot be opened."""
         with OpenFolder.open(self.folder) as folder:
             self._read_log(folder)
             tree, settings = self._part(folder, "config.toml", _config)
@@ -117,17 +117,17 @@ class RunReader:
             )
 
     def grid(self, step: int) -> bytes:
-        """The file of a step's grid. Raises OSError."""
+        """Returns the file of a step's grid. Raises OSError."""
         with OpenFolder.open(self.folder) as folder, folder.folder("samples") as samples:
             return samples.read(f"step-{step:06d}.png", _LARGEST)
 
     def controls(self) -> bytes:
-        """The sheet of control images. Raises OSError."""
+        """Returns the sheet of control images. Raises OSError."""
         with OpenFolder.open(self.folder) as folder:
             return folder.read(CONTROLS, _LARGEST)
 
     def sheet(self) -> bytes:
-        """The sheet of thumbnails. Raises OSError."""
+        """Returns the sheet of thumbnails. Raises OSError."""
         with OpenFolder.open(self.folder) as folder:
             return folder.read(SHEET, _LARGEST)
 
@@ -138,24 +138,24 @@ class RunReader:
             self._log = LogCurves()
 
     def _part(self, folder: OpenFolder, name: str, make: Callable[[bytes], Any], of: object = None) -> Any:
-        """`make` of a file's bytes, none if there is no file; kept until the file or `of`, the rest of it, changes."""
+        """Calls `make` on a file's bytes, none without a file; kept until the file or `of`, the rest of it, changes."""
         stamps, key = (_stamp(folder, name), of), (folder.path.name, name)
         if self._kept.get(key, (None, None))[0] != stamps:
             self._kept[key] = stamps, make(_bytes(folder, name))
         return self._kept[key][1]
 
     def _grids(self, folder: OpenFolder, prompts: tuple[GridPrompt, ...]) -> tuple[Grid, ...]:
-        found = []
+        grids = []
         try:
             with folder.folder("samples") as samples:
                 for name in samples.names():
                     if (step := step_of_grid(name)) is not None:
                         size = self._part(samples, name, size_of)
                         written = _stamp(samples, name) or (0,)
-                        found += [] if size is None else [cut(step, size, prompts, written[0])]
+                        grids += [] if size is None else [cut(step, size, prompts, written[0])]
         except OSError:
             return ()
-        return tuple(sorted(found, key=lambda grid: grid.step))
+        return tuple(sorted(grids, key=lambda grid: grid.step))
 
     def _controls(self, folder: OpenFolder, prompts: tuple[GridPrompt, ...]) -> Grid | None:
         size = self._part(folder, CONTROLS, size_of)
@@ -172,15 +172,15 @@ def _status(folder: OpenFolder) -> Mapping[str, Any]:
         status = read_status(folder)
     except OutputError:
         return {}
-    return status if is_locked(folder) else as_dead(status)
+    return status if is_locked(folder) else mark_dead(status)
 
 
 def _stamp(folder: OpenFolder, name: str) -> tuple[int, int, int] | None:
     try:
-        found = folder.lstat(name)
+        status = folder.lstat(name)
     except OSError:
         return None
-    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def _bytes(folder: OpenFolder, name: str) -> bytes:
@@ -191,21 +191,21 @@ def _bytes(folder: OpenFolder, name: str) -> bytes:
 
 
 def _files(folder: OpenFolder) -> list[KeptFile]:
-    """What lies right in the folder, and the checkpoints with their files summed up."""
-    found = []
+    """Returns what lies right in the folder, and the checkpoints with their files summed up."""
+    entries = []
     for name in folder.names():
         status = folder.lstat(name)
         if status is None or name.startswith("."):
             continue
         if name in ("checkpoints", "samples"):
-            found += _inside(folder, name)
+            entries += _inside(folder, name)
         else:
-            found.append(KeptFile(name, status.st_size, not stat.S_ISREG(status.st_mode)))
-    return found
+            entries.append(KeptFile(name, status.st_size, not stat.S_ISREG(status.st_mode)))
+    return entries
 
 
 def _inside(folder: OpenFolder, kind: str) -> list[KeptFile]:
-    found = []
+    entries = []
     try:
         with folder.folder(kind) as inside:
             for name in inside.names():
@@ -216,9 +216,64 @@ def _inside(folder: OpenFolder, kind: str) -> list[KeptFile]:
                     with inside.folder(name) as checkpoint:
                         sizes = [checkpoint.lstat(file) for file in checkpoint.names()]
                     size = sum(each.st_size for each in sizes if each is not None)
-                    found.append(KeptFile(f"{kind}/{name}", size, True))
+                    entries.append(KeptFile(f"{kind}/{name}", size, True))
                 elif step_of_grid(name) is not None if kind == "samples" else name.endswith(".safetensors"):
-                    found.append(KeptFile(f"{kind}/{name}", status.st_size))
+                    entries.append(KeptFile(f"{kind}/{name}", status.st_size))
     except OSError:
-        return found
-    return found
+        return entries
+    return entries
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of the config, its value as TOML writes it. `default` is None for a key that this version lacks."""
+
+    path: str
+    value: str
+    default: str | None
+    doc: str
+
+    @property
+    def differs(self) -> bool:
+        """Whether the value is another than the default."""
+        return self.default is not None and self.value != self.default
+
+
+def tree_of(text: str) -> dict[str, Any]:
+    """Returns the tables of a `config.toml`; none if it makes no sense."""
+    try:
+        return toml_tree(text)
+    except ValueError:
+        return {}
+
+
+def settings_of(tree: Mapping[str, Any]) -> tuple[Setting, ...]:
+    """Returns every key of a resolved config, in the order of its file."""
+    values = dict(_flat(tree))
+    return tuple(_setting(path, value, values) for path, value in values.items())
+
+
+def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for section, values in tree.items():
+        if isinstance(values, Mapping):
+            yield from ((f"{section}.{name}", value) for name, value in values.items())
+
+
+def _setting(path: str, value: Any, values: Mapping[str, Any]) -> Setting:
+    key = keys().get(path)
+    if key is None:
+        return Setting(path, toml_value(value), None, "")
+    return Setting(path, toml_value(value), toml_value(key.default_among(values)), key.doc)
+
+
+def without_folders(setting: Setting) -> Setting:
+    """Returns the setting with files and folders by their last name: a report may be sent to others."""
+    key = keys().get(setting.path)
+    if key is None or not (key.place or key.table_places):
+        return setting
+    try:
+        value = toml_tree(f"value = {setting.value}")["value"]
+    except ValueError:
+        return setting
+    changed = key.with_places(value, lambda place: PurePath(place).name)
+    return Setting(setting.path, toml_value(changed), setting.default, setting.doc)

@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from flame_train.disk.preflight import size
 from flame_train.io.json_values import number, whole
-from flame_train.training.meter import KEPT
+from flame_train.training.log import KEPT
 from flame_train.version import __version__
 
 from .elements import Element, element
 from .grids import Grid
-from .images import TrainedImage
-from .run_reader import RunView
-from .settings import Setting
+from .run_reader import RunView, Setting
+from .trained_images import TrainedImage
 
 GridImage = Callable[[int, int], str]
 """From a step and the number of a prompt to where the page finds that image: a path, or a data URI."""
 
 
 def summary(view: RunView, *, live: bool) -> Element:
-    """What the run is and how far it got. Only the live page says whether it runs: a file may be old."""
+    """Returns what the run is and how far it got. Only the live page says whether it runs: a file may be old."""
     total = f" of {view.steps}" if view.steps else ""
     facts = [
         ("step", f"{view.step}{total}"),
@@ -44,19 +44,19 @@ def summary(view: RunView, *, live: bool) -> Element:
 
 
 def state_of(view: RunView) -> Element:
-    """The state of a run in a word; "running" only while its lock is held."""
+    """Returns the state of a run in a word; "running" only while its lock is held."""
     state = str(view.status.get("state", "unknown"))
     return element("strong", state, class_=f"state {state}")
 
 
 def loss_of(view: RunView) -> str:
-    """The smoothed loss."""
+    """Returns the smoothed loss."""
     loss = view.curves.get("loss")
     return f"{loss.smoothed(KEPT).values[-1]:.4g} smoothed" if loss else ""
 
 
 def validation_of(view: RunView) -> str:
-    """The last validation loss."""
+    """Returns the last validation loss."""
     curve = view.curves.get("validation/loss")
     return f"{curve.values[-1]:.4g} at step {curve.steps[-1]:.0f}" if curve else ""
 
@@ -68,7 +68,7 @@ def samples(
     steps: Sequence[int] | None = None,
     control: Callable[[int], str] | None = None,
 ) -> Element:
-    """A table of steps by prompts; the page's script adds the slider and the zoom.
+    """Returns a table of steps by prompts; the page's script adds the slider and the zoom.
 
     Args:
         view: the run.
@@ -111,7 +111,7 @@ def samples(
 
 
 def _controls(view: RunView, grid: Grid, control: Callable[[int], str]) -> Element:
-    """The row of the control images: what the samples of each prompt were made from."""
+    """Makes the row of the control images: what the samples of each prompt were made from."""
     cells = [
         element(
             "td", element("img", src=control(i), alt=f"control: {prompt.text}", width=right - left, height=bottom - top)
@@ -124,37 +124,37 @@ def _controls(view: RunView, grid: Grid, control: Callable[[int], str]) -> Eleme
 
 
 def sample_image(
-    source: str, large: str | None, row: int, column: int, told: str, box: tuple[int, int, int, int]
+    source: str, large: str | None, row: int, column: int, label: str, box: tuple[int, int, int, int]
 ) -> Element:
-    """A cell of a table of samples, with a button that opens its image.
+    """Returns a cell of a table of samples, with a button that opens its image.
 
     Args:
         source: where the image is.
         large: where it is larger; None: nowhere.
         row: the step, or the number of the run, by which arrows go up and down.
         column: the number of the prompt, by which arrows go left and right.
-        told: the image in words.
+        label: the image in words.
         box: left, top, right and bottom in its grid, for its shape.
 
     Returns:
         The cell.
     """
-    shown = element(
+    image = element(
         "img",
         src=source,
         data_large=large,
-        alt=told,
+        alt=label,
         width=box[2] - box[0],
         height=box[3] - box[1],
         loading="lazy" if large else None,
         data_step=row,
         data_prompt=column,
     )
-    return element("td", element("button", shown, type="button", class_="zoom"))
+    return element("td", element("button", image, type="button", class_="zoom"))
 
 
 def dataset(view: RunView, images: Sequence[TrainedImage], *, note: str = "") -> Element:
-    """The images of the dataset: `images` of all, each with its bucket, crop, mask, captions and running loss."""
+    """Gives the images of the dataset: `images` of all, each with its bucket, crop, mask, captions and running loss."""
     if not view.images:
         return element("section", element("h2", "Dataset"), element("p", "dataset.json is not there."), id="dataset")
     heads = ("image", "file", "size and bucket", "crop", "loss", "captions")
@@ -207,22 +207,22 @@ def _captions(image: TrainedImage) -> list[Element]:
     if not image.captions:
         return [element("span", "(empty)")]
     first, *others = image.captions
-    made = [element("span", first or "(empty)")]
+    parts = [element("span", first or "(empty)")]
     if others:
         rest = [element("li", text or "(empty)") for text in others]
-        made.append(element("details", element("summary", f"{len(others)} more"), element("ul", *rest)))
-    return made
+        parts.append(element("details", element("summary", f"{len(others)} more"), element("ul", *rest)))
+    return parts
 
 
 def _crop(image: TrainedImage) -> str:
     (height, width), (rows, columns), (top, left) = image.resized, image.bucket, image.crop
     sides = {"top": top, "bottom": height - rows - top, "left": left, "right": width - columns - left}
-    told = ", ".join(f"{side} {pixels}" for side, pixels in sides.items() if pixels > 0)
-    return f"{told} px; {image.kept:.0%} kept" if told else "none"
+    text = ", ".join(f"{side} {pixels}" for side, pixels in sides.items() if pixels > 0)
+    return f"{text} px; {image.kept:.0%} kept" if text else "none"
 
 
 def _thumbnail(image: TrainedImage) -> Element:
-    """A part of the sheet, as the background of an SVG, with what is cropped away in shade."""
+    """Draws a part of the sheet, as the background of an SVG, with what is cropped away in shade."""
     box = image.thumbnail
     if box is None:
         return element("span", "no thumbnail", class_="none")
@@ -236,7 +236,7 @@ def _thumbnail(image: TrainedImage) -> Element:
 
 
 def config(settings: Sequence[Setting]) -> Element:
-    """Every key of the config; those that differ from the defaults first, the others folded away."""
+    """Returns every key of the config; those that differ from the defaults first, the others folded away."""
     changed = [setting for setting in settings if setting.differs or setting.default is None]
     same = [setting for setting in settings if not setting.differs and setting.default is not None]
     head = element("tr", *[element("th", name, scope="col") for name in ("key", "value", "default")])
@@ -267,14 +267,14 @@ def config(settings: Sequence[Setting]) -> Element:
 
 
 def files(view: RunView, *, live: bool, link: Callable[[str], str] | None = None) -> Element:
-    """Where the files are: the live page says the folder too, a report that is sent does not. `link` is to a file."""
+    """Shows where the files are: the live page says the folder too, a report does not. `link` is to a file."""
     rows = [
         element(
             "tr",
-            element("th", element("a", kept.name, href=link(kept.name)) if link and not kept.folder else kept.name),
-            element("td", _bytes_of(kept.size)),
+            element("th", element("a", file.name, href=link(file.name)) if link and not file.folder else file.name),
+            element("td", _bytes_of(file.size)),
         )
-        for kept in view.files
+        for file in view.files
     ]
     return element(
         "section",
@@ -290,15 +290,10 @@ def _clock(seconds: float | None) -> str:
 
 
 def _number(value: Any, how: str) -> str:
-    found = number(value)
-    return "" if found is None else format(found, how)
+    finite = number(value)
+    return "" if finite is None else format(finite, how)
 
 
 def _bytes_of(value: Any) -> str:
     count = whole(value)
-    if count is None:
-        return ""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
+    return "" if count is None else size(count)

@@ -1,27 +1,137 @@
-"""`flame-train show`: serves the pages of runs until Ctrl-C, to this machine's browser or to whoever has a token."""
+"""`flame-train show`: serves the pages of runs until Ctrl-C, to this machine's browser or to whoever has a token.
+
+As a rule the socket is bound to 127.0.0.1, so other machines do not reach it. A page of another site could: its name
+may resolve to 127.0.0.1 (DNS rebinding). Its requests carry its name in the Host header, and are refused.
+
+Where others reach the socket, each request needs a token, as Jupyter's do. The address that the command prints has it.
+The answer to that address keeps it as a cookie, which no other site's page can send, and leads on without it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hmac
 import ipaddress
 import secrets
 import socket
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote, urlencode
 
 from flame_train.errors import ConfigError, EnvironmentFault
 
-from .guard import HOST, TOKEN, Guard, is_own
 from .library import Library
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HOST: Final = "127.0.0.1"
+TOKEN: Final = "token"
+
+_HEADERS: Final[Mapping[str, str]] = {
+    # Plotly sets styles; no script runs but the files of this server, whatever a caption holds
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class Guard:
+    """Refuses what is not asked for this server's own address, or would change something. Adds headers to answers.
+
+    Args:
+        app: what answers.
+        port: where it listens.
+        host: the address that it listens on. Any name may stand for one that other machines reach.
+        token: what each request must show; empty: nothing. Other machines need one.
+
+    Raises:
+        ValueError: other machines reach the address, and there is no token.
+    """
+
+    def __init__(self, app: App, port: int, host: str = HOST, token: str = "") -> None:
+        if not (token or is_own(host)):
+            raise ValueError(f"expected a token for {host}, which other machines reach")
+        self._app, self._token = app, token
+        self._cookie = f"flame-train-{port}"  # a browser keeps cookies by host, for all of its ports
+        names = (f"[{host}]" if ":" in host else host, "localhost")
+        self._hosts = {f"{name}:{port}".encode() for name in names} if is_own(host) else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or (self._hosts is not None and hosts[0].lower() not in self._hosts):
+            await _say(send, 421, "this server answers for its own address alone")
+        elif scope["method"] not in ("GET", "HEAD"):
+            await _say(send, 405, "this server only shows")
+        elif not self._token or self._is(_cookies(scope).get(self._cookie, "")):
+            await self._app(scope, receive, _with_headers(send))
+        elif self._is(dict(query := parse_qsl(scope["query_string"].decode("latin-1"))).get(TOKEN, "")):
+            await self._lead_on(scope["path"], query, send)
+        else:
+            await _say(send, 403, "this page needs a token: open the whole address that `flame-train show` printed")
+
+    def _is(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self._token.encode())
+
+    async def _lead_on(self, path: str, query: list[tuple[str, str]], send: Send) -> None:
+        """Redirects to the same page, without the token in its address; the browser shows that from now on."""
+        rest = urlencode([(name, value) for name, value in query if name != TOKEN])
+        place = f"/{quote(path.strip('/'))}" + (f"?{rest}" if rest else "")
+        cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Lax"
+        await _say(send, 303, "this way", {"Location": place, "Set-Cookie": cookie, "Cache-Control": "no-store"})
+
+
+def is_own(host: str) -> bool:
+    """Tells whether an address is one that this machine alone reaches."""
+    return ipaddress.ip_address(host).is_loopback
+
+
+def _cookies(scope: Scope) -> dict[str, str]:
+    sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie"]
+    pairs = (part.strip().partition("=") for part in ";".join(sent).split(";"))
+    return {name: value for name, _, value in pairs}
+
+
+def _with_headers(send: Send) -> Send:
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *_encoded(_HEADERS)]
+        await send(message)
+
+    return sent
+
+
+async def _say(send: Send, status: int, why: str, more: Mapping[str, str] | None = None) -> None:
+    headers = _encoded({"Content-Type": "text/plain; charset=utf-8", **_HEADERS, **(more or {})})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": f"{why}\n".encode()})
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
 def show(
     folders: Sequence[Path],
     port: int,
     browser: bool,
-    told: Callable[[str], None],
+    say: Callable[[str], None],
     host: str = HOST,
     token: bool = False,
 ) -> None:
@@ -31,7 +141,7 @@ def show(
         folders: runs, or folders with runs in them.
         port: where to listen; 0: any that is free.
         browser: whether to open the page, where it needs no token.
-        told: gets the page's address, with the token where one is needed.
+        say: gets the page's address, with the token where one is needed.
         host: the address to listen on. Where other machines reach it, each request needs a token.
         token: whether one is needed on an address of this machine alone, too.
 
@@ -57,7 +167,7 @@ def show(
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=1
         )
-        told(address)
+        say(address)
         if browser and not secret:  # whose address other users would see among this machine's processes
             webbrowser.open(address)
         with contextlib.suppress(KeyboardInterrupt):
@@ -65,7 +175,7 @@ def show(
 
 
 def listening(port: int, host: str = HOST) -> socket.socket:
-    """A socket at an address of this machine. Raises ConfigError where it is none, or the port is taken."""
+    """Returns a socket at an address of this machine. Raises ConfigError where it is none, or the port is taken."""
     try:
         version = ipaddress.ip_address(host).version
     except ValueError:
@@ -85,7 +195,7 @@ def listening(port: int, host: str = HOST) -> socket.socket:
 
 
 def _name(host: str) -> str:
-    """What stands for an address in a URL: of all addresses of this machine its name."""
+    """Returns what stands for an address in a URL: of all addresses of this machine its name."""
     if ipaddress.ip_address(host).is_unspecified:
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from .axes import Axis, axis
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
 from .charts import Chart, Line
 from .elements import Element, element
 
@@ -13,13 +17,13 @@ _PEAKS = 0.99  # share of the values that the axis holds where peaks are cut
 
 
 def svg(chart: Chart) -> Element:
-    """A chart with its heading and the names of its lines."""
+    """Returns a chart with its heading and the names of its lines."""
     values = [y for line in chart.lines for y in line.y]
     across = axis([x for line in chart.lines for x in line.x], 5)
     up = axis(values, 4, zero=True, share=_PEAKS)
     drawn = element(
         "svg",
-        element("title", _told(chart)),
+        element("title", _as_words(chart)),
         *_rules(across, up, chart.x_title),
         *[each for i, line in enumerate(chart.lines) for each in _line(line, _colour(chart, i), across, up)],
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
@@ -30,7 +34,7 @@ def svg(chart: Chart) -> Element:
 
 
 def _colour(chart: Chart, number: int) -> int:
-    """The number of a line's colour; a faint line before the line that smooths it has its colour."""
+    """Returns the number of a line's colour; a faint line before the line that smooths it has its colour."""
     return number % _COLOURS if chart.lines[0].faint is False else max(number - 1, 0) % _COLOURS
 
 
@@ -38,8 +42,8 @@ def _note(chart: Chart) -> Element | None:
     return element("small", f" {chart.note}") if chart.note else None
 
 
-def _told(chart: Chart) -> str:
-    """The chart in words, for who cannot see it: the last value of each line."""
+def _as_words(chart: Chart) -> str:
+    """Puts the chart in words, for who cannot see it: the last value of each line."""
     ends = [f"{line.label} {line.y[-1]:.4g}" for line in chart.lines if line.y]
     return f"{chart.title}; last: {', '.join(ends)}"
 
@@ -52,26 +56,26 @@ def _place(x: float, y: float, across: Axis, up: Axis) -> tuple[float, float]:
 
 
 def _rules(across: Axis, up: Axis, title: str) -> list[Element]:
-    """Lines at the ticks of the values, numbers at both axes."""
-    made = []
+    """Draws lines at the ticks of the values, numbers at both axes."""
+    parts = []
     for tick in up.ticks:
         left, y = _place(across.low, tick, across, up)
-        made.append(element("line", x1=left, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="rule"))
-        made.append(element("text", up.label(tick), x=left - 6, y=y + 4, text_anchor="end"))
+        parts.append(element("line", x1=left, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="rule"))
+        parts.append(element("text", up.label(tick), x=left - 6, y=y + 4, text_anchor="end"))
     for tick in across.ticks:
         x, bottom = _place(tick, up.low, across, up)
-        made.append(element("text", across.label(tick), x=x, y=bottom + 16, text_anchor="middle"))
-    made.append(element("text", title, x=(_LEFT + _WIDTH - _RIGHT) / 2, y=_HEIGHT - 6, text_anchor="middle"))
-    return made
+        parts.append(element("text", across.label(tick), x=x, y=bottom + 16, text_anchor="middle"))
+    parts.append(element("text", title, x=(_LEFT + _WIDTH - _RIGHT) / 2, y=_HEIGHT - 6, text_anchor="middle"))
+    return parts
 
 
 def _line(line: Line, colour: int, across: Axis, up: Axis) -> list[Element]:
     points = [_place(x, y, across, up) for x, y in zip(line.x, line.y, strict=True)]
     kind = f"c{colour}" + (" faint" if line.faint else "")
-    made = [element("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_=kind)]
+    parts = [element("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_=kind)]
     if line.marks:
-        made += [element("circle", cx=round(x, 1), cy=round(y, 1), r=2.5, class_=kind) for x, y in points]
-    return made
+        parts += [element("circle", cx=round(x, 1), cy=round(y, 1), r=2.5, class_=kind) for x, y in points]
+    return parts
 
 
 def _legend(chart: Chart) -> list[Element]:
@@ -82,3 +86,58 @@ def _legend(chart: Chart) -> list[Element]:
         for i, line in enumerate(chart.lines)
     ]
     return [element("div", *names, class_="legend")]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis from `low` to `high`, with ticks at round numbers."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    def share(self, value: float) -> float:
+        """Returns where a value lies: 0 at the low end, 1 at the high end, and no further."""
+        return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+
+    def label(self, tick: float) -> str:
+        """Returns a tick as text, with as many digits as tell it from the next."""
+        if tick == 0.0:
+            return "0"
+        largest = max(abs(self.low), abs(self.high))
+        if largest >= 1e5 or largest < 1e-3:
+            mantissa, _, exponent = f"{tick:.3e}".partition("e")
+            return f"{float(mantissa):g}e{int(exponent)}"
+        return f"{tick:.6g}"
+
+
+_LEAST: Final = 1e-300  # a shorter axis counts as none: its ticks would be no normal numbers
+
+
+def axis(values: Iterable[float], count: int = 5, *, zero: bool = False, share: float = 1.0) -> Axis:
+    """Returns an axis for values, with about `count` ticks.
+
+    Args:
+        values: finite numbers.
+        count: how many ticks it should have.
+        zero: whether it begins at 0, if no value is below.
+        share: the share of the values, the lowest, that must fit: a few peaks would flatten the rest.
+
+    Returns:
+        The axis, of some length even if all values are one.
+    """
+    ordered = sorted(values) or [0.0, 1.0]
+    low, high = ordered[0], ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
+    if zero and low > 0.0:
+        low = 0.0
+    if high - low < _LEAST:
+        high = low + (abs(low) if abs(low) > _LEAST else 1.0)
+    unit = _round_up((high - low) / count)
+    first, last = math.floor(low / unit + 1e-9), math.ceil(high / unit - 1e-9)
+    return Axis(first * unit, last * unit, tuple(i * unit for i in range(first, last + 1)))
+
+
+def _round_up(value: float) -> float:
+    """Rounds up to 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(n * power for n in (1, 2, 5, 10) if n * power >= value * (1 - 1e-9))

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from flame_train.disk.files import disk_errors, make_folder
 from flame_train.disk.open_folder import OpenFolder
-from flame_train.training.stop import StopRequest
+from flame_train.disk.preflight import disk_errors, make_folder
+from flame_train.training.session import StopRequest
 
-from .plan import Planned
+from .sweep_file import Planned
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ class Started:
 
 
 def arguments(config: str, run: Planned, device: str) -> list[str]:
-    """The arguments of `flame-train` for a run."""
+    """Returns the arguments of `flame-train` for a run."""
     return ["train", "--config", config, "--device", device, *(x for each in run.overrides for x in ("--set", each))]
 
 
 def run_here(
-    config: str, runs: Sequence[Planned], devices: Sequence[str], stop: StopRequest, told: Callable[[str], None]
+    config: str, runs: Sequence[Planned], devices: Sequence[str], stop: StopRequest, say: Callable[[str], None]
 ) -> dict[str, int]:
     """Trains all runs, one at a time on each device. A run that fails ends no other.
 
@@ -50,21 +50,21 @@ def run_here(
         runs: the runs.
         devices: each has one run at a time; a device may be named several times.
         stop: after a signal every run is asked to save and stop, and no other begins.
-        told: gets a line for each run that begins or ends.
+        say: gets a line for each run that begins or ends.
 
     Returns:
         Each run's exit code by its name; of runs that did not begin none.
     """
     waiting, free = list(runs), list(devices)
     started, codes = list[Started](), dict[str, int]()
-    asked = False
+    stopping = False
     while started or (waiting and not stop.requested):
         while waiting and free and not stop.requested:
             run, device = waiting.pop(0), free.pop(0)
             started.append(Started(run, device, _start(config, run, device)))
-            told(f"{run.name}: started on {device}")
-        if stop.requested and not asked:
-            asked = True
+            say(f"{run.name}: started on {device}")
+        if stop.requested and not stopping:
+            stopping = True
             for each in started:
                 each.process.send_signal(signal.SIGTERM)
         for each in [each for each in started if each.process.poll() is not None]:
@@ -72,7 +72,7 @@ def run_here(
             free.append(each.device)
             code = each.process.returncode
             codes[each.run.name] = code if code >= 0 else 128 - code
-            told(f"{each.run.name}: {'done' if code == 0 else f'ended with {codes[each.run.name]}'}")
+            say(f"{each.run.name}: {'done' if code == 0 else f'ended with {codes[each.run.name]}'}")
         time.sleep(_POLL)
     return codes
 
@@ -85,27 +85,27 @@ def _start(config: str, run: Planned, device: str) -> subprocess.Popen[bytes]:
 
 
 def output_of(run: Planned) -> Path:
-    """The file with what a run said."""
+    """Returns the file with what a run said."""
     return run.folder.with_name(f"{run.folder.name}.{OUTPUT}")
 
 
 @contextmanager
-def saying(said: Path) -> Iterator[IO[bytes]]:
-    """The file with what a run says, to append to. Raises OutputError where it is a link, or no plain file."""
-    make_folder(said.parent)
+def saying(output: Path) -> Iterator[IO[bytes]]:
+    """Opens the file with what a run says, to append to. Raises OutputError where it is a link, or no plain file."""
+    make_folder(output.parent)
     with ExitStack() as opened:
-        with disk_errors(said):
-            folder = opened.enter_context(OpenFolder.open(said.parent))
-            file = opened.enter_context(folder.appending(said.name))
+        with disk_errors(output):
+            folder = opened.enter_context(OpenFolder.open(output.parent))
+            file = opened.enter_context(folder.appending(output.name))
         yield file
 
 
 def why(run: Planned) -> str:
-    """The last error that a run said, as one line."""
-    said = output_of(run)
+    """Returns the last error that a run said, as one line."""
+    output = output_of(run)
     try:
-        with OpenFolder.open(said.parent) as folder:
-            lines = folder.tail(said.name, 1 << 14).decode(errors="replace").splitlines()
+        with OpenFolder.open(output.parent) as folder:
+            lines = folder.tail(output.name, 1 << 14).decode(errors="replace").splitlines()
     except OSError:
         return ""
     return next((line for line in reversed(lines) if line.startswith("error: ")), "")

@@ -10,14 +10,14 @@ from typing import Any, Final, cast
 from flame_train.errors import DeviceFault, EnvironmentFault, exit_status, lines_shown
 
 from .here import output_of, saying
-from .plan import Planned
+from .sweep_file import Planned
 
 TRIES: Final = 5
 """How often a run is begun again after its worker died; each time it goes on from its last checkpoint."""
 
 
 def run_on_ray(
-    config: str, runs: Sequence[Planned], device: str, folder: str, told: Callable[[str], None]
+    config: str, runs: Sequence[Planned], device: str, folder: str, say: Callable[[str], None]
 ) -> dict[str, int]:
     """Trains all runs, each a task that asks for a GPU, or on the CPU for a core.
 
@@ -29,7 +29,7 @@ def run_on_ray(
         runs: the runs.
         device: "cuda" or "cpu".
         folder: the folder in which paths of the config begin.
-        told: gets a line for each run that ends.
+        say: gets a line for each run that ends.
 
     Returns:
         Each run's exit code by its name.
@@ -41,8 +41,8 @@ def run_on_ray(
         import ray
     except ImportError:
         raise EnvironmentFault("Ray is not installed; install it with: pip install 'flame-train[ray]'") from None
-    begun, library = not ray.is_initialized(), cast(Any, ray)
-    if begun:
+    started_here, library = not ray.is_initialized(), cast(Any, ray)
+    if started_here:
         library.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
     try:
         wants = {"num_gpus": 1} if device.startswith("cuda") else {"num_cpus": 1}
@@ -55,40 +55,29 @@ def run_on_ray(
             (ended, *_), _ = library.wait(list(waiting), num_returns=1)
             run = waiting.pop(ended)
             codes[run.name] = _code(library, ended)
-            told(f"{run.name}: {'done' if codes[run.name] == 0 else f'ended with {codes[run.name]}'}")
+            say(f"{run.name}: {'done' if codes[run.name] == 0 else f'ended with {codes[run.name]}'}")
         return codes
     finally:
-        if begun:
+        if started_here:
             library.shutdown()
 
 
-def _train(config: str, overrides: Sequence[str], device: str, folder: str, said: str) -> int:
-    """In a worker: one run, in this process, so that it ends with it.
-
-    Args:
-        config: the config that all runs have in common.
-        overrides: the run's own settings.
-        device: "cuda" or "cpu".
-        folder: the folder in which paths of the config begin.
-        said: the file that gets an error's line.
-
-    Returns:
-        The run's exit code.
-    """
+def _train(config: str, overrides: Sequence[str], device: str, folder: str, output: str) -> int:
+    """Trains one run in a worker's own process, so that it ends with it."""
     os.chdir(folder)
     from flame_train.run.commands.stages import train
 
     try:
         train(config, overrides, device, False)
     except Exception as error:
-        with saying(Path(said)) as file:
+        with saying(Path(output)) as file:
             file.write(f"error: {lines_shown(str(error))}\n".encode())
         return exit_status(error)
     return 0
 
 
 def _code(library: Any, task: Any) -> int:
-    """A task's exit code; that of a device failure where its workers died too often."""
+    """Returns a task's exit code; that of a device failure where its workers died too often."""
     try:
         return int(library.get(task))
     except library.exceptions.RayError:

@@ -9,7 +9,7 @@ from typing import Final
 
 from flame_train.errors import ConfigError, shown
 
-from .plan import Sweep
+from .sweep_file import Sweep
 
 SCRIPT: Final = "sweep.sbatch"
 _WARNING: Final = 60
@@ -29,7 +29,8 @@ exit "$code"
 
 
 def directive(option: str) -> str:
-    """An option for sbatch as a line of the script. Raises ConfigError for one that would not end with its line.
+    """Returns an option for sbatch as a line of the script. Raises ConfigError for one that would not end with its
+    line.
 
     sbatch reads quotes and backslashes in it as a shell does.
     """
@@ -42,7 +43,7 @@ def directive(option: str) -> str:
 
 
 def script(sweep: Sweep, device: str) -> str:
-    """The text of the script. A GPU is asked for where the device is one, unless the sweep's own lines ask.
+    """Returns the text of the script. A GPU is asked for where the device is one, unless the sweep's own lines ask.
 
     Raises ConfigError for a name of which a line of options cannot be made.
     """

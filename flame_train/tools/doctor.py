@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from flame_train.disk.files import size
+from flame_train.disk.preflight import size
 from flame_train.engine.backend.capability import OLDEST, OLDEST_WITH_BF16
 from flame_train.tools.probe import CUPY_DISTRIBUTIONS, Machine, detect
 
@@ -44,7 +44,7 @@ class Report:
         return all(line.state == "ok" for line in self.lines if line.device in needed)
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Gives the report for `--json`."""
         return {"device": self.device, "usable": self.usable, "lines": [asdict(line) for line in self.lines]}
 
 
@@ -55,7 +55,7 @@ def examine(device: str, machine: Machine | None = None) -> Report:
 
 
 def render(report: Report) -> str:
-    """The report for a reader, a line for each check, each fault followed by its remedy."""
+    """Returns the report for a reader, a line for each check, each fault followed by its remedy."""
     rows = []
     for line in report.lines:
         rows.append(f"{line.state:<8}{line.name:<20}{line.found}")
@@ -75,8 +75,8 @@ def _base(machine: Machine) -> Iterator[Line]:
     readable = [name for name, there in machine.codecs.items() if there]
     lacking = [name for name, there in machine.codecs.items() if not there]
     fix = "pip install --force-reinstall --only-binary :all: pillow" if lacking else ""
-    found = f"reads {', '.join(readable)}" + (f", not {', '.join(lacking)}" if lacking else "")
-    yield Line("image formats", "missing" if lacking else "ok", found, fix)
+    text = f"reads {', '.join(readable)}" + (f", not {', '.join(lacking)}" if lacking else "")
+    yield Line("image formats", "missing" if lacking else "ok", text, fix)
 
 
 def _gpu(machine: Machine) -> Iterator[Line]:
@@ -99,13 +99,13 @@ def _gpu(machine: Machine) -> Iterator[Line]:
     )
     yield Line("kept choices", "ok", machine.choices)
     if machine.kernels:
-        own = machine.libraries.get("nvrtc")
-        unused = "" if own in machine.kernels else f"; not used, for this is NVRTC {own}"
+        nvrtc = machine.libraries.get("nvrtc")
+        unused = "" if nvrtc in machine.kernels else f"; not used, for this is NVRTC {nvrtc}"
         yield Line("compiled kernels", "ok", f"of NVRTC {', '.join(machine.kernels)}{unused}")
 
 
 def _extra(machine: Machine) -> str:
-    """The extra whose CUDA the driver can run; the newest where there is no driver to ask."""
+    """Returns the extra whose CUDA the driver can run; the newest where there is no driver to ask."""
     return "cuda12" if machine.driver_cuda is not None and machine.driver_cuda < (13, 0) else "cuda13"
 
 
@@ -118,40 +118,40 @@ def _driver(machine: Machine) -> Line:
         fix = "install NVIDIA's driver (https://www.nvidia.com/drivers), or train with --device cpu"
         return Line("driver", "missing", machine.driver_error, fix, "cuda")
     major, minor = machine.driver_cuda
-    found = f"{machine.driver}, runs CUDA up to {major}.{minor}"
+    text = f"{machine.driver}, runs CUDA up to {major}.{minor}"
     if machine.driver_cuda < (12, 0):
-        return Line("driver", "bad", found, "update NVIDIA's driver to 525 or newer", "cuda")
-    return Line("driver", "ok", found, "", "cuda")
+        return Line("driver", "bad", text, "update NVIDIA's driver to 525 or newer", "cuda")
+    return Line("driver", "ok", text, "", "cuda")
 
 
 def _cards(machine: Machine) -> Iterator[Line]:
     if machine.visible is not None and machine.visible.strip() in ("", "-1"):
-        found = f'CUDA_VISIBLE_DEVICES="{machine.visible}" hides every GPU'
-        yield Line("GPU", "bad", found, "unset CUDA_VISIBLE_DEVICES", "cuda")
+        text = f'CUDA_VISIBLE_DEVICES="{machine.visible}" hides every GPU'
+        yield Line("GPU", "bad", text, "unset CUDA_VISIBLE_DEVICES", "cuda")
         return
     if not machine.gpus:
         yield Line("GPU", "missing", "none found", "train with --device cpu", "cuda")
     for index, gpu in enumerate(machine.gpus):
         major, minor = gpu.capability
-        found = f"{gpu.name}, {size(gpu.free)} free of {size(gpu.memory)}, compute capability {major}.{minor}"
+        text = f"{gpu.name}, {size(gpu.free)} free of {size(gpu.memory)}, compute capability {major}.{minor}"
         old = gpu.capability < OLDEST
         if not old and gpu.capability < OLDEST_WITH_BF16:
-            found += '; no bf16: set train.precision = "fp16"'
+            text += '; no bf16: set train.precision = "fp16"'
         fix = "use a GPU of compute capability 7.5 or newer (Turing), or --device cpu" if old else ""
-        yield Line(f"GPU {index}", "bad" if old else "ok", found, fix, "cuda")
+        yield Line(f"GPU {index}", "bad" if old else "ok", text, fix, "cuda")
 
 
 def _cupy(machine: Machine, extra: str) -> Line:
     installed = [name for name in CUPY_DISTRIBUTIONS if name in machine.packages]
-    found = ", ".join(f"{name} {machine.packages[name]}" for name in installed) or "not installed"
+    text = ", ".join(f"{name} {machine.packages[name]}" for name in installed) or "not installed"
     remove = f"pip uninstall -y {' '.join(installed)} && {_install(extra)}"
     if not installed:
-        return Line("CuPy", "missing", found, _install(extra), "cuda")
+        return Line("CuPy", "missing", text, _install(extra), "cuda")
     if len(installed) > 1:
-        return Line("CuPy", "bad", f"{found}: they overwrite each other's files", remove, "cuda")
+        return Line("CuPy", "bad", f"{text}: they overwrite each other's files", remove, "cuda")
     if installed == ["cupy-cuda13x"] and extra == "cuda12":
-        return Line("CuPy", "bad", f"{found}: the driver cannot run CUDA 13", remove, "cuda")
-    return Line("CuPy", "ok", found, "", "cuda")
+        return Line("CuPy", "bad", f"{text}: the driver cannot run CUDA 13", remove, "cuda")
+    return Line("CuPy", "ok", text, "", "cuda")
 
 
 def _cudnn(machine: Machine, extra: str) -> Line:
@@ -159,9 +159,9 @@ def _cudnn(machine: Machine, extra: str) -> Line:
     if version is None:
         return Line("cuDNN", "missing", "not found", _install(extra), "cuda")
     if tuple(int(part) for part in version.split("."))[:2] < _OLDEST_CUDNN:
-        wanted = ".".join(map(str, _OLDEST_CUDNN))
+        oldest = ".".join(map(str, _OLDEST_CUDNN))
         fix = f"pip install --upgrade 'flame-train[{extra}]'"
-        return Line("cuDNN", "bad", f"{version}, expected {wanted} or newer", fix, "cuda")
+        return Line("cuDNN", "bad", f"{version}, expected {oldest} or newer", fix, "cuda")
     return Line("cuDNN", "ok", version, "", "cuda")
 
 

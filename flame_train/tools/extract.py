@@ -12,7 +12,7 @@ import numpy as np
 
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.nearest import Truncated, Truncation, nearest_to
-from flame_train.disk.files import is_same_file, refuse_place
+from flame_train.disk.preflight import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.keymap import Shape, Source
 from flame_train.io.lora_names import LoraFamily
@@ -22,9 +22,8 @@ from flame_train.io.weights import open_weights
 from flame_train.models.registry import FAMILIES
 from flame_train.networks.files.identify import Identity, could_be, identify
 from flame_train.progress import progress
-from flame_train.tools.families import resolve_base
-from flame_train.tools.lora_files import Errors, write_lora
-from flame_train.training.stop import StopRequest
+from flame_train.tools.lora_files import Errors, resolve_base, write_lora
+from flame_train.training.session import StopRequest
 
 PRECISIONS: Mapping[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 
@@ -58,7 +57,7 @@ def extract(
             raise ConfigError(f"{target}: would overwrite {other}; give another name for the result")
     refuse_place(target, ".safetensors", force)
     errors = Errors()
-    made: dict[str, dict[str, LoraFactors]] = {}
+    loras: dict[str, dict[str, LoraFactors]] = {}
     beside = 0
     with StopRequest() as stop, ExitStack() as opened:
         before, after = (opened.enter_context(open_weights(path)) for path in (base, tuned))
@@ -75,17 +74,17 @@ def extract(
             module = name.removesuffix(".weight")
             if name.endswith(".weight") and module in modules[component] and difference.ndim in (2, 4):
                 cut = _rounded(nearest_to(difference, want), PRECISIONS[precision])
-                made.setdefault(component, {})[module] = errors.add(f"{component} {module}", cut)
+                loras.setdefault(component, {})[module] = errors.add(f"{component} {module}", cut)
             else:
                 beside += 1
-        if not made:
+        if not loras:
             raise ModelFileError(f"{tuned}: no layer differs from {base} that a LoRA could hold; nothing was written")
-    tensors = write_lora(target, made, family, "kohya", {})
+    tensors = write_lora(target, loras, family, "kohya", {})
     return {
         "base": str(base),
         "tuned": str(tuned),
         "target": str(target),
-        "modules": {component: len(found) for component, found in made.items()},
+        "modules": {component: len(layers) for component, layers in loras.items()},
         "tensors": tensors,
         **errors.as_dict(),
         "differences_left_out": beside,
@@ -93,7 +92,7 @@ def extract(
 
 
 def _resolved(base: Path, before: Weights, tuned: Path, after: Weights) -> tuple[LoraFamily, Resolved, Resolved]:
-    """The names of both models' weights, and how LoRA files call them."""
+    """Returns the names of both models' weights, and how LoRA files call them."""
     known, other = (identify(weights.shapes, weights.metadata) for weights in (before, after))
     for path, identity in ((base, known), (tuned, other)):
         if identity.kind in ("lora", "adapter"):
@@ -117,9 +116,9 @@ def _is(identity: Identity, family: str) -> bool:
 
 
 def _shared(family: LoraFamily, old: Resolved, new: Resolved) -> Iterator[tuple[str, str, tuple[Source, Source]]]:
-    """Component, native name and both sources of every tensor that both models have, of components with LoRAs."""
+    """Yields component, native name and both sources of each tensor that both models have, where LoRAs exist."""
     for component in family.components:
-        mine, theirs = (found.sources.get(component.name, {}) for found in (old, new))
+        mine, theirs = (resolved.sources.get(component.name, {}) for resolved in (old, new))
         for name in sorted(mine.keys() & theirs.keys()):
             yield component.name, name, (mine[name], theirs[name])
 
@@ -127,14 +126,14 @@ def _shared(family: LoraFamily, old: Resolved, new: Resolved) -> Iterator[tuple[
 def _difference(
     pair: tuple[Source, Source], one: tuple[Path, Weights], other: tuple[Path, Weights], what: str
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """What the second model's tensor has more than the first's, in fp64."""
-    found = []
+    """Returns what the second model's tensor has more than the first's, in fp64."""
+    tensors = []
     for source, (path, weights) in zip(pair, (one, other), strict=True):
         values = source.read(weights).astype(np.float64)
         if not np.isfinite(values).all():
             raise ModelFileError(f"{path}: {what} holds NaN or infinity; get another copy. Nothing was written")
-        found.append(values)
-    before, after = found
+        tensors.append(values)
+    before, after = tensors
     if before.shape[:2] != after.shape[:2] or before.size != after.size:
         raise ModelFileError(
             f"{other[0]}: {what} is {after.shape}, and {before.shape} in {one[0]}: another architecture"
@@ -145,5 +144,5 @@ def _difference(
 def _rounded(cut: Truncated, dtype: Any) -> Truncated:
     factors = cut.factors
     with np.errstate(over="ignore"):  # told by whoever counts it
-        made = LoraFactors(factors.down.astype(dtype), factors.up.astype(dtype), factors.alpha)
-    return Truncated(made, cut.left_out, cut.norm)
+        rounded = LoraFactors(factors.down.astype(dtype), factors.up.astype(dtype), factors.alpha)
+    return Truncated(rounded, cut.left_out, cut.norm)

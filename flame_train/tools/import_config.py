@@ -16,7 +16,7 @@ from flame_train.config.keys import keys, sections
 from flame_train.config.render import comment, toml_value
 from flame_train.config.schema import FORMAT
 from flame_train.disk.atomic_write import write_atomically
-from flame_train.disk.files import refuse_place
+from flame_train.disk.preflight import refuse_place
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.models.registry import FAMILIES, family_of
 
@@ -50,10 +50,10 @@ def import_config(
     if not read.family and (read.settings or not read.sets):
         raise ConfigError(f"{source}: it does not say which model it is for; add --family {' or '.join(FAMILIES)}")
     lacking = FAMILIES[read.family].unsupported_keys() if read.family else ()
-    found = convert(program, read, lacking)
-    if not partial and found.decisive():
-        raise ConfigError(_not_whole(found, source))
-    text = _text(found, source)
+    conversion = convert(program, read, lacking)
+    if not partial and conversion.decisive():
+        raise ConfigError(_not_whole(conversion, source))
+    text = _text(conversion, source)
     if output is not None:
         raw = text.encode()
         refuse_place(output, ".toml", force)
@@ -65,17 +65,17 @@ def import_config(
         "config": text,
         "carried": {
             path: {"value": each.value, "from": each.origin, "settings": list(each.settings)}
-            for path, each in found.values.items()
+            for path, each in conversion.values.items()
         },
-        "sets": [{name: each.value for name, each in one.items()} for one in found.sets],
-        "listed": found.lost(),
-        "needless": found.needless,
-        "missing": found.missing,
+        "sets": [{name: each.value for name, each in one.items()} for one in conversion.sets],
+        "listed": conversion.lost(),
+        "needless": conversion.needless,
+        "missing": conversion.missing,
     }
 
 
 def _family_of(program: Program, read: Source, source: str) -> str:
-    """The family of the base model that the config names, if its file is there; else empty."""
+    """Returns the family of the base model that the config names, if its file is there; else empty."""
     names = [row.key for row in program.table().rows if "model.checkpoint" in row.to]
     folders = {Path(), Path() if source == "-" else Path(source).parent}
     named = [Path(str(read.settings[name].value or ".")).expanduser() for name in names if name in read.settings]
@@ -86,9 +86,9 @@ def _family_of(program: Program, read: Source, source: str) -> str:
     return ""
 
 
-def _not_whole(found: Conversion, source: str) -> str:
-    first = found.decisive()
-    others = len(found.lost()) - len(first)
+def _not_whole(conversion: Conversion, source: str) -> str:
+    first = conversion.decisive()
+    others = len(conversion.lost()) - len(first)
     more = f", and {others} more that have no counterpart" if others else ""
     return "\n".join(
         [
@@ -99,8 +99,8 @@ def _not_whole(found: Conversion, source: str) -> str:
     )
 
 
-def told(result: dict[str, Any], verbose: bool = False) -> str:
-    """The result in words: what was written, what was not, what is still to be set; `verbose`: what needs no key."""
+def as_text(result: dict[str, Any], verbose: bool = False) -> str:
+    """Tells in words what was written, what was not, what is still to be set; `verbose`: what needs no key."""
     count = len(result["carried"]) + sum(map(len, result["sets"]))
     lines = [f"{result['from']}: {count} keys carried over, {len(result['needless'])} need none here"]
     if verbose and result["needless"]:
@@ -117,27 +117,27 @@ def told(result: dict[str, Any], verbose: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _text(found: Conversion, source: str) -> str:
-    """The config as TOML: each value with where it comes from, then what has no counterpart, as comments."""
-    about = f"From {Path(source).name}, a config of {found.program}. `flame-train init` writes every key there is."
+def _text(conversion: Conversion, source: str) -> str:
+    """Writes the config as TOML: each value with where it comes from, then what has no counterpart, as comments."""
+    about = f"From {Path(source).name}, a config of {conversion.program}. `flame-train init` writes every key there is."
     lines = [comment(about), "", f"format = {FORMAT}"]
-    empty = {problem.partition(":")[0] for problem in found.missing}
+    empty = {problem.partition(":")[0] for problem in conversion.missing}
     for section in sections():
-        own = list(_section(found, section, empty))
-        if own:
-            lines += ["", f"[{section}]", *own]
-    for one in found.sets:
+        lines_of = list(_section(conversion, section, empty))
+        if lines_of:
+            lines += ["", f"[{section}]", *lines_of]
+    for one in conversion.sets:
         lines += ["", "[[data.sets]]", *(_line(name, each.value, each.origin) for name, each in one.items())]
-    lost = found.lost()
+    lost = conversion.lost()
     if lost:
         lines += ["", "# Without counterpart:", *map(comment, lost)]
     return "\n".join(lines) + "\n"
 
 
-def _section(found: Conversion, section: str, empty: set[str]) -> Iterator[str]:
+def _section(conversion: Conversion, section: str, empty: set[str]) -> Iterator[str]:
     for key in keys().values():
-        if key.section == section and key.path in found.values:
-            carried = found.values[key.path]
+        if key.section == section and key.path in conversion.values:
+            carried = conversion.values[key.path]
             yield _line(key.name, carried.value, carried.origin)
         elif key.section == section and key.path in empty and key.annotation is str:
             yield _line(key.name, "", "still to be set")

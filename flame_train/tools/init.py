@@ -1,25 +1,32 @@
-"""`flame-train init`: a commented config that a person edits."""
+"""`flame-train init`: a commented config that a person edits.
+
+Presets say what is trained, and on which card. Each is data: a file below `presets/` has what holds for all families, a
+`family.toml` the rest, with its source.
+"""
 
 from __future__ import annotations
 
 import difflib
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from flame_train.config.load import from_options
 from flame_train.config.render import commented, short
 from flame_train.config.schema import Config
 from flame_train.config.suggest import did_you_mean
 from flame_train.disk.atomic_write import write_atomically
-from flame_train.disk.files import refuse_place
+from flame_train.disk.preflight import refuse_place
 from flame_train.errors import ConfigError
-from flame_train.tools.presets import preset
+from flame_train.families import FAMILY_TITLES, family_data
 
 _MUST: Final = ("model.checkpoint", "data.path", "output.dir")
 
 
 def template(family: str, name: str | None = None, card: float | None = None, full: bool = False) -> str:
-    """The commented config of `family`.
+    """Returns the commented config of `family`.
 
     Args:
         family: a model family.
@@ -71,3 +78,82 @@ def write_template(
     raw = template(family, name, card, full).encode()
     refuse_place(path, ".toml", force)
     write_atomically(path, [raw], len(raw))
+
+
+_FOLDER: Final = files("flame_train.tools").joinpath("presets")
+
+
+class Preset(NamedTuple):
+    """Values of keys, by path; the paths to fill in beside those that every config needs; and where they come from."""
+
+    values: Mapping[str, Any]
+    must: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def names(family: str | None = None) -> list[str]:
+    """Returns the presets, a file each; those that a family has, where one is named."""
+    presets = sorted(file.name.removesuffix(".toml") for file in _FOLDER.iterdir() if file.name.endswith(".toml"))
+    return [name for name in presets if family is None or name in _of(family)]
+
+
+def recipes() -> tuple[str, ...]:
+    """Returns the families that presets are for."""
+    return tuple(family for family in FAMILY_TITLES if _of(family))
+
+
+def cards(family: str) -> list[dict[str, Any]]:
+    """Returns the cards that something was measured for: their `gb`, the `keys` they need by path, and the `source`."""
+    rows: list[dict[str, Any]] = family_data(family).get("cards", [])
+    return rows
+
+
+def _of(family: str) -> Mapping[str, Any]:
+    presets: Mapping[str, Any] = family_data(family).get("presets", {})
+    return presets
+
+
+def preset(family: str, name: str | None, card: float | None) -> Preset:
+    """Returns the values of a preset, and over them those of a card of so many GB. Raises ConfigError for an unknown
+    preset.
+
+    A card for which nothing was measured gets a budget, within which the plan chooses.
+    """
+    values: dict[str, Any] = {}
+    must: tuple[str, ...] = ()
+    notes: list[str] = []
+    measured = cards(family)
+    if name is not None:
+        if name not in names():
+            near = [known for known in names() if name and known.startswith(name[:2])]
+            raise ConfigError(f"--preset: expected one of {', '.join(names())}, got {name}{did_you_mean(near)}")
+        common = _read(name)
+        of_family = _of(family).get(name)
+        if of_family is None:
+            known = ", ".join(sorted(other for other in FAMILY_TITLES if name in _of(other)))
+            why = common.get("why", "for which no recipe was published yet")
+            others = f"; it has {', '.join(names(family))}" if names(family) else ""
+            raise ConfigError(f"--preset {name}: expected one of {known}, got {family}, {why}{others}")
+        values |= common["keys"] | of_family["keys"]
+        must = tuple(common["must"])
+        notes.append(f"Preset {name}, for {common['title']}. Source: {of_family['source']}.")
+        notes += [f"{common['note']}."] if "note" in common else []
+        measured = [] if common.get("unmeasured") else measured
+    if card is not None:
+        fitting = [row for row in measured if row["gb"] <= card]
+        if fitting:
+            row = max(fitting, key=lambda row: int(row["gb"]))
+            values |= row["keys"]
+            notes.append(f"Card of {card:g} GB. Measured: {row['source']}.")
+        else:
+            values["memory.budget"] = f"{card:g} GB"
+            notes.append(
+                f"Card of {card:g} GB, for which no preset was measured: memory.budget makes the plan choose "
+                f"what fits. {card:g} GB are {card * 1e9 / 2**30:.1f} GiB; the display has the rest of the card."
+            )
+            notes.append("`flame-train train FILE --dry-run --device cpu` shows the choice, also without a GPU.")
+    return Preset(values, must, tuple(notes))
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads(_FOLDER.joinpath(f"{name}.toml").read_text(encoding="utf-8"))

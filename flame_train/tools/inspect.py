@@ -20,7 +20,7 @@ from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.models.registry import FAMILIES
 from flame_train.networks.files.identify import Identity, identify
-from flame_train.tools.families import components_of, lora_family
+from flame_train.tools.lora_files import components_of, lora_family
 
 _BEFORE_TARGET: Final = re.compile(r"\A.*(blocks?|layers)[._](image(_cond)?[._])?\d+[._](\d+[._])?", re.DOTALL)
 _COMPONENTS: Final = (
@@ -73,7 +73,7 @@ class InspectReport:
     licence: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Gives the report for `--json`."""
         return asdict(self) | {"path": str(self.path)}
 
 
@@ -97,7 +97,7 @@ def inspect_file(path: Path) -> InspectReport:
 
 
 def render(report: InspectReport) -> str:
-    """The report for a reader. Metadata is shortened, and what could steer a terminal is written as escapes."""
+    """Returns the report for a reader. Metadata is shortened, and what could steer a terminal is written as escapes."""
     lines = [
         f"{report.path}",
         f"  {report.identity.detail}",
@@ -105,8 +105,8 @@ def render(report: InspectReport) -> str:
     ]
     if report.licence:
         lines.append(f"  {report.licence}")
-    for tag, found in report.dtypes.items():
-        lines.append(f"  {tag}: {found.tensors} tensors, {found.parameters:,} parameters")
+    for tag, count in report.dtypes.items():
+        lines.append(f"  {tag}: {count.tensors} tensors, {count.parameters:,} parameters")
     if report.lora is not None:
         lines.append(f"  modules: {_counted(report.lora.modules)}")
         lines.append(f"  rank: {_counted(report.lora.ranks)}")
@@ -122,9 +122,12 @@ def render(report: InspectReport) -> str:
 
 
 def _licence(identity: Identity) -> str:
-    """What a base model's family says of its licence."""
-    own = FAMILIES.get(identity.family)
-    return own.licence if own is not None and identity.kind in ("checkpoint", own.denoiser) else ""
+    known_family = FAMILIES.get(identity.family)
+    return (
+        known_family.licence
+        if known_family is not None and identity.kind in ("checkpoint", known_family.denoiser)
+        else ""
+    )
 
 
 def _dtypes(weights: Weights) -> dict[str, DtypeSummary]:
@@ -143,18 +146,18 @@ def _lora(weights: Weights, identity: Identity) -> LoraSummary:
     ranks: Counter[int] = Counter()
     alphas: Counter[float] = Counter()
     targets: Counter[str] = Counter()
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    shapes_of: dict[str, dict[str, tuple[int, ...]]] = {}
     for name in weights.names:
         module, slot = split_key(name) or ("", "")
         shape = weights.info(name).shape
         if slot == "alpha" and math.prod(shape) == 1:
             alphas[_number(weights.read(name))] += 1
         elif slot:
-            found.setdefault(module, {})[slot] = shape
+            shapes_of.setdefault(module, {})[slot] = shape
     read, refused = _as_read(weights, identity)
     if not alphas and any(factors.alpha != factors.rank for factors in read):
         alphas.update(factors.alpha for factors in read)
-    for module, shapes in found.items():
+    for module, shapes in shapes_of.items():
         modules[places[module].component if module in places else _component(module, usual)] += 1
         targets[_target(module)] += 1
         ranks.update([shapes[slot][0] for slot in _INNER if shapes.get(slot)][:1])
@@ -168,7 +171,7 @@ def _lora(weights: Weights, identity: Identity) -> LoraSummary:
 
 
 def _as_read(weights: Weights, identity: Identity) -> tuple[list[LoraFactors], str]:
-    """The pairs of matrices of a LoRA as `convert` reads them, or why it does not."""
+    """Returns the pairs of matrices of a LoRA as `convert` reads them, or why it does not."""
     if identity.kind != "lora":
         return [], ""  # `identity` says why
     try:
@@ -181,17 +184,17 @@ def _as_read(weights: Weights, identity: Identity) -> tuple[list[LoraFactors], s
 
 
 def _number(alpha: Array) -> float:
-    """NaN for a value that is no real number."""
+    """Gives NaN for a value that is no real number."""
     return math.nan if alpha.dtype.kind == "c" else float(alpha.reshape(()))
 
 
 def _component(module: str, usual: str) -> str:
-    """By the beginning of its name, for a module that no supported family has."""
+    """Finds the component by the beginning of a name, for a module that no supported family has."""
     return next((name for pattern, name in _COMPONENTS if pattern.match(module)), usual or "unet")
 
 
 def _target(module: str) -> str:
-    """The module's path inside its block: `attn1.to_q`; flattened paths keep their underscores."""
+    """Returns the module's path inside its block: `attn1.to_q`; flattened paths keep their underscores."""
     return _BEFORE_TARGET.sub("", module)
 
 

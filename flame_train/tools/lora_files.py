@@ -1,4 +1,4 @@
-"""LoRA files that a tool makes: how one is written, and what a report says of ranks and errors."""
+"""LoRA files that a tool reads or makes: whose they are, how one is written, and what a person reads of it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from flame_train.adapters.dialects import MatchedKey, spellings
 from flame_train.adapters.factors import LoraFactors, LoraState
 from flame_train.adapters.folding import ALPHA_KEY
 from flame_train.adapters.formats import LoraFile, from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import METADATA_KEY, model_spec, network_metadata, with_hashes
 from flame_train.adapters.nearest import Truncated, Truncation
 from flame_train.adapters.shared_alpha import for_kohya
-from flame_train.disk.files import is_same_file, refuse_place
-from flame_train.errors import ConfigError, NonFiniteError
+from flame_train.disk.preflight import is_same_file, refuse_place, size
+from flame_train.errors import ConfigError, ModelFileError, NonFiniteError, counted
+from flame_train.io.keymap import Shape
 from flame_train.io.lora_names import LoraFamily
-from flame_train.io.safetensors import save_file
-from flame_train.tools.families import lora_family, refuse_non_finite, require_lora
+from flame_train.io.resolve import Resolved
+from flame_train.io.safetensors import MAX_METADATA_VALUE, save_file
+from flame_train.io.weights import open_weights
+from flame_train.models.registry import FAMILIES
+from flame_train.networks.files.identify import Identity, could_be, identify, lora_could_be
 
 _ABOUT_SCALES: Final = (ALPHA_KEY, METADATA_KEY)  # true of the source's tensors only
 
 
 def file_and_strength(text: str, usual: float = 1.0) -> tuple[Path, float]:
-    """The path and the strength of `FILE` or `FILE:STRENGTH`; `usual` where none is written."""
+    """Returns the path and the strength of `FILE` or `FILE:STRENGTH`; `usual` where none is written."""
     path, colon, number = text.rpartition(":")
     try:
         strength = float(number) if colon else usual
@@ -37,8 +42,8 @@ def file_and_strength(text: str, usual: float = 1.0) -> tuple[Path, float]:
     return Path(os.path.expanduser(path if colon else text)), strength
 
 
-def wanted(rank: int | None, error: float | None) -> Truncation:
-    """What --rank and --error ask for. Raises ConfigError unless exactly one is given, with a sensible value."""
+def truncation_of(rank: int | None, error: float | None) -> Truncation:
+    """Reads what --rank and --error ask for. Raises ConfigError unless exactly one is given, with a sensible value."""
     if (rank is None) == (error is None):
         raise ConfigError("expected one of --rank N and --error E, " + ("got both" if rank is not None else "got none"))
     if rank is not None:
@@ -73,7 +78,7 @@ class Errors:
         return cut.factors
 
     def as_dict(self) -> dict[str, object]:
-        """For the report: errors are |update - written| / |update| before rounding to the file's number format."""
+        """Gives the report: errors are |update - written| / |update| before rounding to the file's number format."""
         return {
             "ranks": dict(sorted(self.ranks.items())),
             "error": self.left_out / self.norm if self.norm else 0.0,
@@ -83,7 +88,7 @@ class Errors:
 
 
 def read_source(source: Path, target: Path, force: bool, skip_unknown: bool = False) -> tuple[LoraFamily, LoraFile]:
-    """The LoRA `source`, from which a tool makes the file `target`, and its family.
+    """Returns the LoRA `source`, from which a tool makes the file `target`, and its family.
 
     Raises ConfigError if both are one file, and OutputError if `target` exists without `force`. Raises ModelFileError
     for a file that is no LoRA of a supported family, and NonFiniteError for NaN.
@@ -98,7 +103,7 @@ def read_source(source: Path, target: Path, force: bool, skip_unknown: bool = Fa
 
 
 def same_naming(dialects: Iterable[str]) -> str:
-    """The format in which a file of these dialects is written again: diffusers' if all of it is, else kohya's."""
+    """Gives the format in which a file of these dialects is written again: diffusers' if all of it is, else kohya's."""
     return "diffusers" if set(dialects) == {"peft"} else "kohya"
 
 
@@ -107,7 +112,7 @@ def write_lora(
     state: LoraState,
     family: LoraFamily,
     form: str,
-    kept: Mapping[str, str],
+    source_metadata: Mapping[str, str],
     same_network: bool = False,
 ) -> int:
     """Writes a LoRA's file with its metadata.
@@ -117,7 +122,7 @@ def write_lora(
         state: the factors by component and module.
         family: how its files name modules.
         form: "kohya" or "diffusers".
-        kept: metadata of the file that this one comes from.
+        source_metadata: metadata of the file that this one comes from.
         same_network: whether that file's words about kind, rank and alpha still hold.
 
     Returns:
@@ -129,7 +134,7 @@ def write_lora(
     """
     network = network_metadata(state, family)
     described = network | model_spec(family, target.stem) | {"format": "pt"}
-    written = described | {key: value for key, value in kept.items() if key not in _ABOUT_SCALES}
+    written = described | {key: value for key, value in source_metadata.items() if key not in _ABOUT_SCALES}
     if not same_network:
         written |= network
     with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the tensor's name
@@ -144,3 +149,143 @@ def write_lora(
     written |= record
     save_file(target, tensors, with_hashes(tensors, written))
     return len(tensors)
+
+
+_MUCH: Final = 0.1  # of the update: more is seen in images
+
+
+def describe_lora(report: Mapping[str, Any]) -> str:
+    """Describes a LoRA that `resize`, `extract` or `merge --to lora` made, and its distance from the source."""
+    lines = [f"{report['target']}: {size_of(report['target'])}, {_ranks(report['ranks'])}"]
+    if source := report.get("source"):
+        lines.append(f"before: {source}: {size_of(source)}, {_ranks(report['ranks_before'])}")
+    lines += [f"  {lora['lora']}, strength {lora['strength']:g}" for lora in report.get("loras", ())]
+    if report["error"]:
+        worst = f"worst layer {share(report['largest_error'])}, {report['largest_error_in']}"
+        lines.append(f"difference from the original: {share(report['error'])} ({worst})")
+        if report["error"] > _MUCH:
+            lines.append("that is much: compare images before you delete the original, or keep a higher --rank")
+    else:
+        lines.append("difference from the original: none but the rounding of the file's numbers")
+    if beside := report.get("differences_left_out"):
+        lines.append(f"left out: {counted(beside, 'tensor')} that no LoRA can hold")
+    return "\n".join([*lines, *_dropped(report.get("dropped_metadata", ()))])
+
+
+def describe_conversion(report: Mapping[str, Any], readers: Iterable[str]) -> str:
+    """Describes a file that `convert` wrote, and which programs take it."""
+    modules = ", ".join(f"{count} in {component}" for component, count in report["modules"].items())
+    lines = [
+        f"{report['target']}: {size_of(report['target'])}, with names of {report['to']}",
+        f"before: {report['source']}, with names of {', '.join(report['dialects'])}",
+        f"  {counted(report['tensors'], 'tensor')}; layers: {modules}",
+        *readers,
+    ]
+    return "\n".join([*lines, *_dropped(report["dropped_metadata"])])
+
+
+def describe_merge(report: Mapping[str, Any]) -> str:
+    """Describes a checkpoint that `merge` wrote."""
+    layers = ", ".join(f"{count} in {component}" for component, count in report["modules"].items())
+    lines = [
+        f"{report['out']}: {size_of(report['out'])}: {report['base']} with {report['lora']} at strength "
+        f"{report['strength']:g}",
+        f"  {counted(report['changed_tensors'], 'tensor')} changed; layers: {layers}",
+    ]
+    for component, count in report["skipped"].items():
+        lines.append(f"  passed over: {counted(count, 'layer')} of {component}, which is not in {report['base']}")
+    return "\n".join([*lines, *_dropped(report["dropped_metadata"])])
+
+
+def share(part: float) -> str:
+    """Returns a share as per cent, with three digits: 20.6 %."""
+    return f"{100 * part:.3g} %"
+
+
+def size_of(path: str | Path) -> str:
+    """Returns the size of a file for a reader."""
+    return size(Path(path).stat().st_size)
+
+
+def _ranks(ranks: Mapping[int, int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {next(iter(ranks))}"
+    return f"ranks {min(ranks)} to {max(ranks)}"
+
+
+def _dropped(names: Iterable[str]) -> list[str]:
+    return [f"left out of the metadata, which would be too long: {', '.join(names)}"] if names else []
+
+
+def refuse_non_finite(lora: Path, state: LoraState) -> None:
+    """Raises NonFiniteError for a LoRA that would spoil whatever it is added to."""
+    for component, modules in state.items():
+        for module, factors in modules.items():
+            arrays = (*factors.arrays.values(), np.float32(factors.alpha))
+            if not all(np.isfinite(array.astype(np.float32)).all() for array in arrays):
+                raise NonFiniteError(
+                    f"{lora}: its {component} {module} holds NaN or infinity; training it went wrong, or the file is "
+                    "damaged: use one of an earlier step, or download it again"
+                )
+
+
+def identify_file(path: Path) -> Identity:
+    """Returns the identity of `path`, from headers alone. Raises ModelFileError."""
+    with open_weights(path) as weights:
+        return identify(weights.shapes, weights.metadata)
+
+
+def require_lora(path: Path) -> Identity:
+    """Returns the identity of a plain LoRA. Raises ModelFileError for any other file, with its identity."""
+    identity = identify_file(path)
+    if identity.kind != "lora":
+        raise ModelFileError(f"{path}: expected a LoRA, but this is: {identity.detail}")
+    return identity
+
+
+def lora_family(path: Path, identity: Identity, base: Identity | None = None) -> LoraFamily:
+    """Returns how the LoRA file `path` names modules; where several families would fit, that of the `base` it is for.
+
+    Raises ModelFileError for one that is not supported.
+    """
+    fitting = [family for family in FAMILIES.values() if lora_could_be(identity.family, family.name)]
+    if not fitting:
+        raise ModelFileError(f"{path}: {identity.detail}; LoRAs can be converted and merged for {_known()} only")
+    for_base = [family for family in fitting if base is not None and could_be(base.family, family.name)]
+    with open_weights(path) as weights:
+        return (for_base or fitting)[0].lora_names_in(weights.shapes)
+
+
+def components_of(identity: Identity, shapes: Mapping[str, Shape]) -> tuple[Mapping[str, MatchedKey], str]:
+    """Returns the modules of a LoRA by how they are spelled, and the component that is adapted as a rule.
+
+    Both empty for a family that is not supported.
+    """
+    for family in FAMILIES.values():
+        if identity.family != "unknown" and could_be(identity.family, family.name):
+            names = family.lora_names_in(shapes)
+            return spellings(names), names.components[0].name
+    return {}, ""
+
+
+def resolve_base(path: Path, names: Iterable[str], identity: Identity, family: str) -> Resolved:
+    """Returns a base model's tensors by component and native name, `family` being that of the LoRA it is for.
+
+    Raises ModelFileError for a base of another family.
+    """
+    files = FAMILIES[family].files
+    if identity.kind == "text_encoder":
+        return files.resolve(names, only=files.alone.get(identity.family, "unknown"))
+    if identity.family == "unknown" or not could_be(identity.family, family):
+        raise ModelFileError(f"{path}: this is {identity.detail}; LoRAs can be merged into {_known()} only")
+    return files.resolve(names, only=None if identity.kind == "checkpoint" else identity.kind)
+
+
+def _known() -> str:
+    return ", ".join(family.title for family in FAMILIES.values())
+
+
+def split_metadata(metadata: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Returns the metadata that may be written, and the keys of values that are too long."""
+    short = {key: value for key, value in metadata.items() if len(value.encode()) <= MAX_METADATA_VALUE}
+    return short, tuple(sorted(metadata.keys() - short.keys()))

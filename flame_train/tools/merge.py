@@ -14,7 +14,7 @@ import numpy as np
 from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import Factors
-from flame_train.disk.files import is_same_file, refuse_place
+from flame_train.disk.preflight import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.dtypes import FLOAT_TAGS, Array
 from flame_train.io.keymap import Op, Shape, Source
@@ -24,9 +24,9 @@ from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.networks.files.identify import Identity, identify, lora_could_be
 from flame_train.progress import progress
-from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base, split_metadata
+from flame_train.tools.lora_files import lora_family, refuse_non_finite, require_lora, resolve_base, split_metadata
 from flame_train.tools.merge_loras import MERGED_KEY
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import StopRequest
 
 Counts = dict[str, int]
 """Component -> number of modules."""
@@ -47,7 +47,7 @@ class MergeReport(NamedTuple):
     """Keys of the base's metadata that no longer hold."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Gives the report for `--json`."""
         return self._asdict() | {"base": str(self.base), "lora": str(self.lora), "out": str(self.out)}
 
 
@@ -133,22 +133,9 @@ def _matching(lora: Path, base: Path, base_identity: Identity) -> Identity:
 
 
 def _patches(lora: Path, base: Path, state: LoraState, resolved: Resolved, weights: Weights) -> dict[str, list[_Patch]]:
-    """Finds the stored tensor of each module of a LoRA.
-
-    Args:
-        lora, base: the two files, for messages.
-        state: the factors by component and module.
-        resolved: the components' names of the base's tensors.
-        weights: the base, open.
-
-    Returns:
-        The updates of each stored tensor, by its name.
-
-    Raises:
-        ModelFileError: every module without a tensor.
-    """
+    """Finds the stored tensor of each module of a LoRA. Raises ModelFileError for every module without one."""
     shapes = weights.shapes
-    found: dict[str, list[_Patch]] = {}
+    patches: dict[str, list[_Patch]] = {}
     faults: list[str] = []
     for component, modules in state.items():
         sources = resolved.sources[component]
@@ -163,17 +150,17 @@ def _patches(lora: Path, base: Path, state: LoraState, resolved: Resolved, weigh
                 faults.append(f"{component} {module} is {misfit}")
                 continue
             for name in source.names:
-                found.setdefault(name, []).append(_Patch(source, factors))
+                patches.setdefault(name, []).append(_Patch(source, factors))
     if faults:
         lines = "\n  ".join(faults[:5])
         raise ModelFileError(f"{lora}: {len(faults)} of its modules do not fit {base}; nothing was written:\n  {lines}")
-    if not found:
+    if not patches:
         raise ModelFileError(f"{lora}: has no module for any component in {base}; nothing to merge")
-    return found
+    return patches
 
 
 def _misfit(source: Source, factors: Factors, weights: Weights, shapes: Mapping[str, Shape]) -> str:
-    """The reason why a weight cannot take its update; "" if it can."""
+    """Returns the reason why a weight cannot take its update; "" if it can."""
     if source.op is Op.SCALE:
         return "stored as scaled fp8, which cannot be merged into"
     quantised = {weights.info(name).dtype for name in source.names} - FLOAT_TAGS
@@ -186,7 +173,7 @@ def _misfit(source: Source, factors: Factors, weights: Weights, shapes: Mapping[
 
 
 def _history(metadata: Mapping[str, str], lora: Path, strength: float) -> str:
-    """The LoRAs baked in so far, this one last, as JSON."""
+    """Returns the LoRAs baked in so far, this one last, as JSON."""
     try:
         before = json.loads(metadata.get(MERGED_KEY, "[]"))
     except ValueError:

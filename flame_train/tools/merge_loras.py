@@ -16,17 +16,24 @@ from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.nearest import Truncated, Truncation, nearest_to, truncate
 from flame_train.adapters.together import summed
-from flame_train.disk.files import is_same_file, refuse_place
+from flame_train.disk.preflight import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError
-from flame_train.io.hub import fetched
+from flame_train.io.hub import fetch_path
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.networks.files.identify import could_be, identify
 from flame_train.progress import progress
-from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base
-from flame_train.tools.lora_files import Errors, file_and_strength, write_lora
-from flame_train.training.stop import StopRequest
+from flame_train.tools.lora_files import (
+    Errors,
+    file_and_strength,
+    lora_family,
+    refuse_non_finite,
+    require_lora,
+    resolve_base,
+    write_lora,
+)
+from flame_train.training.session import StopRequest
 
 MERGED_KEY: Final = "flame_train.merged"
 
@@ -40,11 +47,11 @@ class WeightedLora:
 
     @classmethod
     def parse(cls, text: str) -> WeightedLora:
-        """Of `FILE` or `FILE:STRENGTH`. Raises ConfigError for a strength that adds nothing or is not finite."""
+        """Reads `FILE` or `FILE:STRENGTH`. Raises ConfigError for a strength that adds nothing or is not finite."""
         path, strength = file_and_strength(text)
         if not np.isfinite(strength) or strength == 0.0:
             raise ConfigError(f"--lora {text}: expected a finite strength other than 0, got {strength}")
-        return cls(fetched(path), strength)
+        return cls(fetch_path(path), strength)
 
 
 def merge_loras(
@@ -85,14 +92,14 @@ def merge_loras(
         if is_same_file(target, path):
             raise ConfigError(f"{target}: would overwrite {path}; give another name for the result")
     refuse_place(target, ".safetensors", force)
-    family, found = _read(loras, skip_unknown)
-    _check_kinds(found, want, base)
+    family, by_module = _read(loras, skip_unknown)
+    _check_kinds(by_module, want, base)
     errors = Errors()
-    made: dict[str, dict[str, LoraFactors]] = {}
+    loras_made: dict[str, dict[str, LoraFactors]] = {}
     with StopRequest() as stop, ExitStack() as opened:
         weights = _Base(base, family, opened) if base else None
-        advance = opened.enter_context(progress("merging", len(found)))
-        for (component, module), parts in found.items():
+        advance = opened.enter_context(progress("merging", len(by_module)))
+        for (component, module), parts in by_module.items():
             stop.check("while merging; nothing was written")
             advance(1)
             what = f"{component} {module}"
@@ -100,15 +107,15 @@ def merge_loras(
                 # what is too large for the file is reported as it is written, with the tensor's name
                 with np.errstate(over="ignore", invalid="ignore"):
                     total = _sum(parts, want, weights, component, module)
-                made.setdefault(component, {})[module] = errors.add(what, total)
+                loras_made.setdefault(component, {})[module] = errors.add(what, total)
             except ValueError as fault:
                 raise ModelFileError(f"{what} {fault}; nothing was written") from None
     history = json.dumps([{"lora": lora.path.name, "strength": lora.strength} for lora in loras])
-    tensors = write_lora(target, made, family, "kohya", {MERGED_KEY: history})
+    tensors = write_lora(target, loras_made, family, "kohya", {MERGED_KEY: history})
     return {
         "loras": [{"lora": str(lora.path), "strength": lora.strength} for lora in loras],
         "target": str(target),
-        "modules": {component: len(modules) for component, modules in made.items()},
+        "modules": {component: len(modules) for component, modules in loras_made.items()},
         "tensors": tensors,
         **errors.as_dict(),
     }
@@ -118,9 +125,9 @@ _Parts = list[tuple[Factors, float]]
 
 
 def _read(loras: Sequence[WeightedLora], skip_unknown: bool) -> tuple[LoraFamily, dict[tuple[str, str], _Parts]]:
-    """The family, and every module's factors with their strengths. Raises ModelFileError for two families."""
+    """Returns the family, and every module's factors with their strengths. Raises ModelFileError for two families."""
     families: list[LoraFamily] = []
-    found: dict[tuple[str, str], _Parts] = {}
+    parts: dict[tuple[str, str], _Parts] = {}
     for lora in loras:
         families.append(lora_family(lora.path, require_lora(lora.path)))
         if families[-1].name != families[0].name:
@@ -131,13 +138,15 @@ def _read(loras: Sequence[WeightedLora], skip_unknown: bool) -> tuple[LoraFamily
         refuse_non_finite(lora.path, state)
         for component, modules in state.items():
             for module, factors in modules.items():
-                found.setdefault((component, module), []).append((factors, lora.strength))
-    return max(families, key=lambda family: len(family.components[0].modules)), found
+                parts.setdefault((component, module), []).append((factors, lora.strength))
+    return max(families, key=lambda family: len(family.components[0].modules)), parts
 
 
-def _check_kinds(found: Mapping[tuple[str, str], _Parts], want: Truncation | None, base: Path | None) -> None:
+def _check_kinds(by_module: Mapping[tuple[str, str], _Parts], want: Truncation | None, base: Path | None) -> None:
     """Raises ConfigError where what is not a plain LoRA lacks what its nearest LoRA needs."""
-    others = {factors.kind for parts in found.values() for factors, _ in parts if not isinstance(factors, LoraFactors)}
+    others = {
+        factors.kind for parts in by_module.values() for factors, _ in parts if not isinstance(factors, LoraFactors)
+    }
     if not others:
         return
     kinds = ", ".join(sorted(others))
@@ -148,20 +157,6 @@ def _check_kinds(found: Mapping[tuple[str, str], _Parts], want: Truncation | Non
 
 
 def _sum(parts: _Parts, want: Truncation | None, base: _Base | None, component: str, module: str) -> Truncated:
-    """One module's LoRA.
-
-    Args:
-        parts: the module's factors in each file, with their strengths.
-        want: how much of the sum is kept; None: all of it.
-        base: the base model, where one of the parts is no plain LoRA.
-        component, module: where the weight is.
-
-    Returns:
-        The LoRA, and what it leaves out.
-
-    Raises:
-        ValueError: the parts do not fit each other or the base.
-    """
     plain = [(factors, strength) for factors, strength in parts if isinstance(factors, LoraFactors)]
     if len(plain) == len(parts):
         whole = summed(plain)
@@ -192,7 +187,7 @@ class _Base:
         self._sources = resolve_base(path, self._weights.names, identity, family.name).sources
 
     def weight(self, component: str, module: str) -> Array:
-        """The weight in fp32. ValueError where the base has none."""
+        """Returns the weight in fp32. ValueError where the base has none."""
         source = self._sources.get(component, {}).get(f"{module}.weight")
         if source is None:
             raise ValueError(f"is not in {self._path}")

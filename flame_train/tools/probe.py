@@ -93,11 +93,11 @@ def _packages() -> dict[str, str]:
         "wandb",
         "nvidia-cudnn-frontend",
     )
-    found = {"flame-train": __version__}
+    versions = {"flame-train": __version__}
     for name in (*names, *CUPY_DISTRIBUTIONS):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _codecs() -> dict[str, bool]:
@@ -143,21 +143,21 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
 
 
 def _libraries() -> dict[str, str]:
-    asked = {
+    calls = {
         "cudart": _runtime_version,
         "nvrtc": _nvrtc_version,
         "cublasLt": _cublaslt_version,
         "cudnn": _cudnn_version,
     }
-    found = {}
-    for name, version in asked.items():
+    versions = {}
+    for name, version in calls.items():
         with contextlib.suppress(Exception):  # missing, of another system, without the symbol: all the same here
-            found[name] = version(_load(name))
-    return found
+            versions[name] = version(_load(name))
+    return versions
 
 
 def _load(name: str) -> ctypes.CDLL:
-    """The library from NVIDIA's wheels or, failing that, from the system."""
+    """Loads the library from NVIDIA's wheels or, failing that, from the system."""
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
     except ImportError:
@@ -191,7 +191,7 @@ def _cudnn_version(library: ctypes.CDLL) -> str:
 
 
 def _packed(number: int) -> str:
-    """`91900` is 9.19.0: how cuDNN 9 and cuBLASLt 12 and later number themselves."""
+    """Reads `91900` as 9.19.0: so cuDNN 9 and cuBLASLt 12 and later number themselves."""
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 

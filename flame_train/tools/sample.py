@@ -18,11 +18,12 @@ from flame_train.config.prompt_flags import unread
 from flame_train.data.grid import grid, write_png
 from flame_train.data.samples import EncoderInput
 from flame_train.data.views import ViewedImage
-from flame_train.disk.files import refuse_place
+from flame_train.diffusion.samplers import SAMPLERS
+from flame_train.disk.preflight import refuse_place
 from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import check_formats
 from flame_train.errors import ConfigError, ModelFileError, counted, out_of_memory
-from flame_train.io.hub import fetching, placed, resolve_checkpoint
+from flame_train.io.hub import fetching, path_of_setting, resolve_checkpoint
 from flame_train.models.common.model import Example, Model
 from flame_train.models.registry import Opening, family_of
 from flame_train.networks.files.identify import lora_could_be
@@ -40,9 +41,9 @@ from flame_train.run.sampling.requests import (
     with_prompts_of_file,
 )
 from flame_train.text_encoders.encoder import too_long
-from flame_train.tools.families import refuse_non_finite, require_lora
-from flame_train.tools.parameters import parameters_of
-from flame_train.training.stop import StopRequest
+from flame_train.tools.lora_files import refuse_non_finite, require_lora
+from flame_train.training.session import StopRequest
+from flame_train.version import __version__
 
 _LOG = logging.getLogger(__name__)
 
@@ -161,48 +162,48 @@ def sample(
         model = family.open(Opening(base, config.model, config.text_encoders, config.data.max_tokens))
         section = with_defaults(section, model)
         check_sampling(requests(section, side, model), config.model, config.loss, model)
-        wanted = read_requests(section, side, model)
-        check_sampling(wanted, config.model, config.loss, model)
-    if drawn := unread(request.text for request in wanted):
+        read_images = read_requests(section, side, model)
+        check_sampling(read_images, config.model, config.loss, model)
+    if drawn := unread(request.text for request in read_images):
         _LOG.warning("%s", drawn)
-    files = [(_factors(placed(path), model, skip_unknown), strength) for path, strength in loras]
-    model = model.with_images() if any(request.images for request in wanted) else model
+    files = [(_factors(path_of_setting(path), model, skip_unknown), strength) for path, strength in loras]
+    model = model.with_images() if any(request.images for request in read_images) else model
     formats = config.model.vae_precision, precision, config.text_encoders.precision
     text = Encoding(model.vae, model.text, *formats, Path())
     with StopRequest() as stop:
-        examples = _conditioning(text, wanted, device, files, stop)
+        examples = _conditioning(text, read_images, device, files, stop)
         denoiser = model.load_denoiser(device=device, dtype=precision, storage=storage)
         decoder = model.vae.load(config.model.vae_precision, device, config.model.vae_tile)
         images = []
-        for request in wanted:
+        for request in read_images:
             how = sampler_spec(request, config.model, config.loss, model, device=device, dtype=precision)
             captions = partial(_of_prompt, examples[request.strength], text, request.images)
             with _adapted(denoiser.component, denoiser.network, files, request.strength):
                 controls = encoded(request.images, model.vae, decoder)
                 images.append(generate_image(request, how, captions, denoiser, decoder, stop, controls))
-    told = [parameters_of(request, checkpoint, loras) for request in wanted]
-    for single, image, parameters in zip(singles, images, told, strict=False):
+    texts = [parameters_of(request, checkpoint, loras) for request in read_images]
+    for single, image, parameters in zip(singles, images, texts, strict=False):
         write_png(single, image, parameters)
-    write_png(output, grid(images), told[0] if len(images) == 1 else "")
+    write_png(output, grid(images), texts[0] if len(images) == 1 else "")
     return {
         "image": str(output),
         "images": [str(single) for single in singles] or [str(output)],
-        "prompts": [request.text for request in wanted],
+        "prompts": [request.text for request in read_images],
         "checkpoint": checkpoint,
         "loras": [{"lora": str(path), "strength": strength} for path, strength in loras],
-        **_settings(wanted[0]),
+        **_settings(read_images[0]),
         "precision": precision,
         "quantize": quantize,
         "arithmetic": arithmetic,
         "drawn": [
             {"image": str(file), "prompt": request.text, **_settings(request)}
-            for file, request in zip(singles or [output], wanted, strict=True)
+            for file, request in zip(singles or [output], read_images, strict=True)
         ],
     }
 
 
 def _settings(request: Request) -> dict[str, Any]:
-    """What an image was drawn with, a prompt's flags included."""
+    """Lists what an image was drawn with, a prompt's flags included."""
     return {
         "width": request.size[1],
         "height": request.size[0],
@@ -216,12 +217,12 @@ def _settings(request: Request) -> dict[str, Any]:
 
 
 def _single_files(output: Path, count: int) -> list[Path]:
-    """The files of the single images, if there are several."""
+    """Returns the files of the single images, if there are several."""
     return [output.with_stem(f"{output.stem}-{i}") for i in range(1, count + 1)] if count > 1 else []
 
 
 def _factors(lora: Path, model: Model, skip_unknown: bool) -> LoraState:
-    """The LoRA's matrices by component. Raises ModelFileError for a file that is no LoRA of this family."""
+    """Returns the LoRA's matrices by component. Raises ModelFileError for a file that is no LoRA of this family."""
     identity = require_lora(lora)
     if not lora_could_be(identity.family, model.name):
         raise ModelFileError(f"{lora}: expected a LoRA for {model.title}, but this is: {identity.detail}")
@@ -232,38 +233,27 @@ def _factors(lora: Path, model: Model, skip_unknown: bool) -> LoraState:
 
 def _conditioning(
     encoding: Encoding,
-    wanted: Sequence[Request],
+    images: Sequence[Request],
     device: str,
     files: Sequence[_File],
     stop: StopRequest,
 ) -> dict[float, dict[EncoderInput, Example]]:
-    """Encodes every prompt and negative prompt; unloads the text encoders afterwards.
-
-    Args:
-        encoding: the text encoders.
-        wanted: the images.
-        device: "cuda" or "cpu".
-        files: the LoRAs by component, with their strengths.
-        stop: raises Interrupted after a signal.
-
-    Returns:
-        The denoiser's arrays of each text and its images, by the strength of the LoRAs.
-    """
+    """Encodes every prompt and negative prompt; unloads the text encoders afterwards."""
     examples = {}
     with no_grad():
         encoders = load_encoders(encoding, device)
-        for strength in dict.fromkeys(request.strength for request in wanted):
+        for strength in dict.fromkeys(request.strength for request in images):
             stop.check("while reading the prompts")
-            own = [request for request in wanted if request.strength == strength]
+            of_strength = [request for request in images if request.strength == strength]
             read = dict.fromkeys(
-                encoding.reading(text, request.images) for request in own for text in texts_of([request])
+                encoding.reading(text, request.images) for request in of_strength for text in texts_of([request])
             )
             with ExitStack() as adapted:
                 for component, network in encoders.networks.items():
                     adapted.enter_context(_adapted(component, network, files, strength))
                 examples[strength] = dict(zip(read, encoders.captions([*read]), strict=True))
-    shown = [encoding.reading(request.text, request.images) for request in wanted]
-    cut, longest = too_long(encoding.text, shown)
+    inputs = [encoding.reading(request.text, request.images) for request in images]
+    cut, longest = too_long(encoding.text, inputs)
     if cut and longest is not None:
         are = counted(cut, "prompt is", "prompts are")
         _LOG.warning("%s longer than %d tokens; the rest is not seen", are, longest.limit[1])
@@ -279,5 +269,35 @@ def _of_prompt(
 def _adapted(
     component: str, network: nn.Module, files: Sequence[_File], strength: float
 ) -> AbstractContextManager[None]:
-    """A context in which a network has its part of every LoRA, `strength` times as strong as asked for."""
-    return attach_sum(network, [(state[component], own * strength) for state, own in files if component in state])
+    """Returns a context in which a network has its part of every LoRA, `strength` times as strong as asked for."""
+    return attach_sum(
+        network, [(state[component], file_strength * strength) for state, file_strength in files if component in state]
+    )
+
+
+def parameters_of(request: Request, checkpoint: str, loras: Sequence[tuple[Path, float]]) -> str:
+    """Returns the prompt with each LoRA as `<lora:name:strength>`, the negative prompt, and a line of settings.
+
+    `loras` are the files with their strengths.
+    """
+    tags = [f"<lora:{path.stem}:{strength * request.strength:g}>" for path, strength in loras]
+    lines = [" ".join([request.text, *tags])]
+    if request.negative:
+        lines.append(f"Negative prompt: {request.negative}")
+    height, width = request.size
+    settings = {
+        "Steps": str(request.steps),
+        "Sampler": SAMPLERS[request.sampler].usual_name,
+        "CFG scale": f"{request.guidance_scale:g}",
+        "Seed": str(request.seed),
+        "Size": f"{width}x{height}",
+        "Model": _quoted(Path(checkpoint).stem),
+        "Version": _quoted(f"flame-train {__version__}"),
+    }
+    lines.append(", ".join(f"{name}: {value}" for name, value in settings.items()))
+    return "\n".join(lines)
+
+
+def _quoted(value: str) -> str:
+    """Quotes a value that holds what separates values."""
+    return '"' + value.replace('"', '\\"') + '"' if any(c in value for c in ',:\n"') else value

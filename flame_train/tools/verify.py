@@ -21,7 +21,7 @@ from flame_train.errors import ModelFileError, shown
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
-from flame_train.tools.families import lora_family, require_lora
+from flame_train.tools.lora_files import lora_family, require_lora
 
 TABLE: Final = Path(__file__).with_name("lora_readers.json.gz")
 FORGE_REFUSES_ABOVE: Final = 12
@@ -59,7 +59,7 @@ _LOST_ALPHAS: Final = (
 
 
 def template(module: str) -> str:
-    """A module's name with `#` for each number that stands by itself: the same for all blocks."""
+    """Returns a module's name with `#` for each number that stands by itself: the same for all blocks."""
     return _NUMBER.sub("#", module)
 
 
@@ -90,7 +90,7 @@ class Reader:
 
 
 def verify(path: Path) -> tuple[Reader, ...]:
-    """What each program takes of the LoRA at `path`; one whose key map of the model is not known here says so.
+    """Returns what each program takes of the LoRA at `path`; one whose key map of the model is not known here says so.
 
     Raises ModelFileError for a file that is no LoRA, or of a model of which no program's key map is known.
     """
@@ -100,15 +100,15 @@ def verify(path: Path) -> tuple[Reader, ...]:
         rows = sum(n.endswith(".dora_scale") and shape[:1] != (1,) for n, shape in weights.shapes.items())
         alphas = {n: weights.read(n) for n in names if n.endswith(".alpha")}
     by_rows = (_BY_ROWS.format(rows),) if rows else ()
-    said = {"ComfyUI": by_rows, "Forge": by_rows, "diffusers": _lost_alphas(alphas, family)}
-    found = tuple(_read_by(p, names, family, about) for p, about in said.items())
-    if all(reader.lacks for reader in found):
+    programs = {"ComfyUI": by_rows, "Forge": by_rows, "diffusers": _lost_alphas(alphas, family)}
+    readers = tuple(_read_by(p, names, family, about) for p, about in programs.items())
+    if all(reader.lacks for reader in readers):
         raise ModelFileError(f"{path}: no key map of ComfyUI, Forge or diffusers is known for {family.name} LoRAs")
-    return found
+    return readers
 
 
 def taken_by(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The same of a file that was just written, where no table is no error: for `--json`, and lines for a person."""
+    """Gives the same of a file just written, where no table is no error: for `--json`, and lines for a person."""
     try:
         readers = verify(path)
     except ModelFileError as unknown:
@@ -120,12 +120,11 @@ def taken_by(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def as_dict(path: Path, readers: Iterable[Reader]) -> dict[str, Any]:
-    """For `--json`."""
     return {"path": str(path), "programs": [asdict(reader) | {"verdict": reader.verdict} for reader in readers]}
 
 
 def render(path: Path, readers: Iterable[Reader]) -> str:
-    """For a person: a line for each program, with the first of the keys that it leaves."""
+    """Writes for a person a line for each program, with the first of the keys that it leaves."""
     lines = [str(path)]
     for reader in readers:
         if reader.lacks:
@@ -146,7 +145,7 @@ def render(path: Path, readers: Iterable[Reader]) -> str:
 
 
 def _lost_alphas(arrays: Mapping[str, Any], family: LoraFamily) -> tuple[str, ...]:
-    """What diffusers does to the alphas of a file in kohya's naming: a sentence, if it loses one."""
+    """Returns what diffusers does to the alphas of a file in kohya's naming: a sentence, if it loses one."""
     known = spellings(family)
     alphas: dict[str, dict[str, float]] = {}
     for name, array in arrays.items():
@@ -168,9 +167,9 @@ def _read_by(program: str, names: Iterable[str], family: LoraFamily, otherwise: 
     taken = 0
     for module, keys in _by_module(names).items():
         ends = styles.get(" ".join(sorted(keys)), []) if _belongs(module, known) else []
-        found = {end for these, number in ends if template(module) in table["sets"][number] for end in these}
-        taken += sum(end in found for end in keys)
-        left += [module + end for end in keys if end not in found]
+        ends_read = {end for these, number in ends if template(module) in table["sets"][number] for end in these}
+        taken += sum(end in ends_read for end in keys)
+        left += [module + end for end in keys if end not in ends_read]
     refused = program == "Forge" and len(left) > FORGE_REFUSES_ABOVE
     about = table.get("read", {}).get(family.name, table)  # a family may be known of a later version
     return Reader(
@@ -179,31 +178,31 @@ def _read_by(program: str, names: Iterable[str], family: LoraFamily, otherwise: 
 
 
 def _styles(program: str, family: LoraFamily) -> dict[str, Any]:
-    """What a program takes of a family's files, by the tensors of a module; empty if its key map is not known."""
+    """Gives what a program takes of a family's files, by the tensors of a module; empty if its key map is not known."""
     families = _table()[program]["families"]
-    own = family.name in FAMILY_TITLES  # else a model of one of them, such as sd35-medium
-    known = family.name if own else next((f for f in families if family.name.startswith(f)), "")
+    is_family = family.name in FAMILY_TITLES  # else a model of one of them, such as sd35-medium
+    known = family.name if is_family else next((f for f in families if family.name.startswith(f)), "")
     return dict(families.get(known, {}))
 
 
 def _belongs(module: str, known: Mapping[str, Any]) -> bool:
-    """Whether the family has the module, which old files spell with `processor`."""
+    """Tells whether the family has the module, which old files spell with `processor`."""
     modern = split_key(f"{module}.lora_down.weight")
     return module in known or (modern is not None and modern[0] in known)
 
 
 def _by_module(names: Iterable[str]) -> dict[str, list[str]]:
-    """Module as spelled -> how its tensors' names end. A name that ends otherwise is a module of its own."""
-    found: dict[str, list[str]] = {}
+    """Groups by module as spelled how its tensors' names end. A name that ends otherwise is a module of its own."""
+    endings: dict[str, list[str]] = {}
     for name in names:
         end = next((end for end in _SUFFIXES if name.endswith(end)), "")
-        found.setdefault(name.removesuffix(end), []).append(end)
-    return found
+        endings.setdefault(name.removesuffix(end), []).append(end)
+    return endings
 
 
 @cache
 def _table() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(gzip.decompress(TABLE.read_bytes()))
-    for program in found.values():
+    content: dict[str, Any] = json.loads(gzip.decompress(TABLE.read_bytes()))
+    for program in content.values():
         program["sets"] = [frozenset(modules) for modules in program["modules"]]
-    return found
+    return content

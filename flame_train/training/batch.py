@@ -1,13 +1,19 @@
-"""A batch on the host, and the device buffers it is copied into: one set for each shape."""
+"""Batches: read ahead by threads, put together on the host, and copied into device buffers, one set for each shape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 
+from flame_train.data.order import BatchSchedule
+from flame_train.data.padding import NO_PADDINGS, Paddings, collate
+from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor
 from flame_train.engine.backend import Backend, Upload
 from flame_train.engine.dtype import Array, DType, as_dtype, is_float
@@ -22,13 +28,13 @@ LATENTS = ("mean", "logvar")
 LOSS_WEIGHT = "loss_weight"
 """The factors on the errors of an example, (h, w, 1) or (1, 1, 1)."""
 
-TAUGHT = "taught"
+BASE_IS_TARGET = "taught"
 """(1, 1, 1): 1 where the base model's prediction is an example's target, 0 where its image is."""
 
-FURTHER = "/"
+EXTRA_CAPTION = "/"
 """Stands between the name of a further caption and that of an array of it; every other array is conditioning."""
 
-_FP32 = (*LATENTS, LOSS_WEIGHT, TAUGHT)
+_FP32 = (*LATENTS, LOSS_WEIGHT, BASE_IS_TARGET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class HostBatch:
 
 
 def device_arrays(host: HostBatch, dtype: DType) -> dict[str, HostArray]:
-    """A batch as the device holds it: conditioning in the model's `dtype`, `step` and `samples` int64, others fp32."""
+    """Casts a batch as the device holds it: conditioning in `dtype`, `step` and `samples` int64, others fp32."""
     arrays = {
         name: a.astype(dtype, copy=False) if is_float(a.dtype) and name not in _FP32 else a
         for name, a in host.arrays.items()
@@ -95,26 +101,26 @@ class Batch:
         return int(self.samples.shape[0])
 
     def latents(self) -> tuple[Tensor, Tensor]:
-        """Mean and log variance of the latents, fp32 (B, H, W, Z), unscaled."""
+        """Returns mean and log variance of the latents, fp32 (B, H, W, Z), unscaled."""
         mean, logvar = (Tensor(self._arrays[name]) for name in LATENTS)
         return mean, logvar
 
     def loss_weight(self) -> Tensor | None:
-        """The factors on the errors, fp32 (B, h, w, 1) or (B, 1, 1, 1); None: all are 1."""
-        found = self._arrays.get(LOSS_WEIGHT)
-        return None if found is None else Tensor(found)
+        """Returns the factors on the errors, fp32 (B, h, w, 1) or (B, 1, 1, 1); None: all are 1."""
+        array = self._arrays.get(LOSS_WEIGHT)
+        return None if array is None else Tensor(array)
 
     def taught(self) -> Tensor | None:
-        """Fp32 (B, 1, 1, 1), 1 for examples whose target is the base model's prediction; None: there are none."""
-        found = self._arrays.get(TAUGHT)
-        return None if found is None else Tensor(found)
+        """Gives fp32 (B, 1, 1, 1), 1 for examples whose target is the base model's prediction; None: there are none."""
+        array = self._arrays.get(BASE_IS_TARGET)
+        return None if array is None else Tensor(array)
 
     def conditioning(self, text: str = "") -> dict[str, Tensor]:
-        """Everything else, by name, floats in the model's dtype; `text` names a further caption in the own's place."""
+        """Gives all else by name, floats in the model's dtype; `text` names a further caption in the own's place."""
         plain = {name: a for name, a in self._arrays.items() if name not in (*_FP32, *_NUMBERS)}
-        own = {name: Tensor(a) for name, a in plain.items() if FURTHER not in name}
-        prefix = f"{text}{FURTHER}"
-        return own | {name.removeprefix(prefix): Tensor(a) for name, a in plain.items() if name.startswith(prefix)}
+        tensors = {name: Tensor(a) for name, a in plain.items() if EXTRA_CAPTION not in name}
+        prefix = f"{text}{EXTRA_CAPTION}"
+        return tensors | {name.removeprefix(prefix): Tensor(a) for name, a in plain.items() if name.startswith(prefix)}
 
     def fill(self, host: HostBatch) -> None:
         """Copies a batch of this signature into the buffers: from the device's memory, if it was sent ahead."""
@@ -125,3 +131,86 @@ class Batch:
             for name, array in host.sent.wait().items():
                 self._arrays[name][...] = array
             host.sent.release()
+
+
+Example = dict[str, np.ndarray[Any, Any]]
+MakeExample = Callable[[int, int, int], Example]
+"""(epoch, sample, how many-th coming of it in the epoch, from 0) -> its arrays."""
+
+
+class Loader:
+    """Loads micro-batches from number `first` on, one ahead, in a thread.
+
+    Micro-batch m belongs to update m // accumulation. Order and examples are functions of (seed, epoch). So a
+    loader that starts at m gives what an uninterrupted run has there. Of N ranks, micro-batch m of rank r is number
+    m N + r of the common order. So N ranks see in a step what one rank sees with N times the accumulation.
+
+    Args:
+        order: the batches by step.
+        example: gives the arrays of a sample at one of its repeats.
+        names: the names of the items, for messages.
+        first: number of the first micro-batch.
+        accumulation: micro-batches in one update.
+        send: starts the upload of a batch, on the loader's thread.
+        group: the processes that train together.
+        paddings: how arrays of different lengths are filled up.
+    """
+
+    def __init__(
+        self,
+        order: BatchSchedule,
+        example: MakeExample,
+        names: Sequence[str],
+        *,
+        first: int,
+        accumulation: int,
+        send: Callable[[HostBatch], HostBatch] | None = None,
+        group: ProcessGroup = ALONE,
+        paddings: Paddings = NO_PADDINGS,
+    ) -> None:
+        self._order, self._example, self._names = order, example, names
+        self._accumulation, self._send, self._group, self._paddings = accumulation, send, group, paddings
+        self._next = first
+        self._thread = ThreadPoolExecutor(1, "flame-train-loader")
+        self._ahead: Future[HostBatch] = self._thread.submit(self._make, first)
+        self.wait_ms = 0.0
+
+    def take(self) -> HostBatch:
+        """Returns the next micro-batch. `wait_ms` is then how long the loop stood still for it."""
+        begin = time.monotonic()
+        batch = self._ahead.result()
+        self.wait_ms = (time.monotonic() - begin) * 1e3
+        self._next += 1
+        self._ahead = self._thread.submit(self._make, self._next)
+        return batch
+
+    def epoch(self, micro: int) -> float:
+        """Returns how many epochs have passed before micro-batch `micro`."""
+        return micro * self._group.world / self._order.batches_per_epoch
+
+    def _make(self, micro: int) -> HostBatch:
+        place = micro * self._group.world + self._group.rank
+        planned = self._order.batch_at(place)
+        epoch = self._order.epoch_of(place)
+        examples = [self._example(epoch, i, draw) for i, draw in zip(planned.indices, planned.draws, strict=True)]
+        step, within = divmod(place, self._accumulation * self._group.world)
+        size = len(examples)
+        arrays = collate(examples, self._paddings)
+        if BASE_IS_TARGET in arrays and not arrays[BASE_IS_TARGET].any():
+            del arrays[BASE_IS_TARGET]  # a step of another shape, which does not ask the base model
+        batch = HostBatch(
+            arrays=arrays,
+            step=step,
+            samples=np.arange(size) + within * self._order.largest_batch,
+            files=tuple(self._names[i] for i in planned.indices),
+        )
+        return self._send(batch) if self._send else batch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ahead.cancel()
+        self._thread.shutdown(wait=True)

@@ -31,7 +31,7 @@ class GradientNorms:
         self._spans = dict(sorted(spans.items()))
 
     def read(self) -> Mapping[str, float]:
-        """The norms by block, summed in fp64; infinite or NaN where a gradient is. Waits for the device."""
+        """Returns the norms by block, summed in fp64; infinite or NaN where a gradient is. Waits for the device."""
         arena = self._optimizer.arena
         xp = arena.backend.xp
         with np.errstate(all="ignore"):
@@ -45,7 +45,7 @@ class GradientNorms:
 
 
 def block_names(network: nn.Module) -> list[str]:
-    """The names of a network's blocks; empty if it has none."""
+    """Returns the names of a network's blocks; empty if it has none."""
     return list(network.named_blocks()) if isinstance(network, BlockNetwork) else []
 
 

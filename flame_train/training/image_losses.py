@@ -46,10 +46,10 @@ class ImageLosses:
     seconds: float = 0.0
     """What `add` took on the host since the last `summary`."""
 
-    def add(self, names: Sequence[str], told: np.ndarray[Any, Any]) -> None:
+    def add(self, names: Sequence[str], losses: np.ndarray[Any, Any]) -> None:
         """Takes a micro-batch's losses and noise levels in (0, 1): (2, B). What is not finite is passed over."""
         begin = time.perf_counter()
-        for name, loss, level in zip(names, *told.tolist(), strict=True):
+        for name, loss, level in zip(names, *losses.tolist(), strict=True):
             if not math.isfinite(loss):
                 continue
             band = min(max(int(level * _BANDS), 0), _BANDS - 1)
@@ -63,7 +63,7 @@ class ImageLosses:
         self.seconds += time.perf_counter() - begin
 
     def summary(self) -> Mapping[str, Any]:
-        """For the log: the images of the highest and lowest relative loss, the bands' means, and the host's time."""
+        """Gives the log the images of the highest and lowest relative loss, the bands' means, and the host's time."""
         ranked = self._ranked()
         spent, self.seconds = self.seconds, 0.0
         return {
@@ -74,7 +74,7 @@ class ImageLosses:
         }
 
     def report(self, step: int) -> bytes:
-        """The JSON for the run folder: every image, the highest relative loss first, and the bands' means."""
+        """Returns the JSON for the run folder: every image, the highest relative loss first, and the bands' means."""
         bands = [
             {"levels": _levels(i), "loss": mean, "samples": count}
             for i, (mean, count) in enumerate(zip(self.means, self.counts, strict=True))
@@ -84,7 +84,7 @@ class ImageLosses:
         return (json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
     def state(self, parts: Sequence[ImageLosses] = ()) -> bytes:
-        """Everything, for a checkpoint: a run that continues has the same figures to the bit.
+        """Writes everything for a checkpoint: a run that continues has the same figures to the bit.
 
         `parts` are those of each process, where these are the losses of several.
         """
@@ -97,21 +97,21 @@ class ImageLosses:
 
     @classmethod
     def read(cls, raw: bytes, rank: int = 0, world: int = 1) -> ImageLosses:
-        """What `state` wrote, of process `rank` of `world`. Raises ValueError for anything else.
+        """Reads what `state` wrote, of process `rank` of `world`. Raises ValueError for anything else.
 
         Where another number of processes wrote it, the first goes on with the losses of all.
         """
-        kept = table(json_tree(raw))
-        parts = kept.get("parts", [])
+        state = table(json_tree(raw))
+        parts = state.get("parts", [])
         if isinstance(parts, list) and len(parts) == world > 1:
             return cls._of(table(parts[rank]))
-        return cls() if rank else cls._of(kept)
+        return cls() if rank else cls._of(state)
 
     @classmethod
-    def _of(cls, kept: Mapping[str, Any]) -> ImageLosses:
+    def _of(cls, state: Mapping[str, Any]) -> ImageLosses:
         try:
-            images = {str(name): _Image(int(s), float(a), float(b)) for name, (s, a, b) in kept["images"].items()}
-            means, counts = [float(m) for m in kept["means"]], [int(c) for c in kept["counts"]]
+            images = {str(name): _Image(int(s), float(a), float(b)) for name, (s, a, b) in state["images"].items()}
+            means, counts = [float(m) for m in state["means"]], [int(c) for c in state["counts"]]
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"no running losses of images: {error}") from error
         if len(means) != _BANDS or len(counts) != _BANDS:
@@ -123,12 +123,11 @@ class ImageLosses:
 
 
 def _levels(band: int) -> str:
-    """A band's noise levels, in thousandths."""
     return f"{1000 * band // _BANDS}-{1000 * (band + 1) // _BANDS}"
 
 
-def merged(parts: Iterable[ImageLosses]) -> ImageLosses:
-    """The losses that several processes have, each of its own samples, as one. The parts stay as they are."""
+def merge_losses(parts: Iterable[ImageLosses]) -> ImageLosses:
+    """Returns the losses that several processes have, each of its own samples, as one. The parts stay as they are."""
     whole = ImageLosses()
     for part in parts:
         for name, image in part.images.items():

@@ -1,17 +1,19 @@
-"""What a run says on standard error: a bar on a terminal, else a line now and then. It cannot end the run."""
+"""What a run says on standard error: a bar on a terminal, else a line now and then. It cannot end the run.
+
+Its figures are means over the last steps (`Meter`).
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from flame_train.progress import Bar, clock, elapsed_and_left, say
 
-from .meter import Meter
 from .slow_steps import SlowSteps
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ class Console:
         slow_steps: SlowSteps | None = None,
         weighted: bool = False,
     ) -> None:
-        """A display of steps `start` to `total`.
+        """Shows steps `start` to `total`.
 
         Args:
             total: the last step.
@@ -67,7 +69,7 @@ class Console:
             self._bar.close()
 
     def show(self, record: Mapping[str, Any], seconds: float) -> None:
-        """The figures of one step, which took so long."""
+        """Shows the figures of one step, which took so long."""
         self.meter.add(float(record["loss"]), seconds)
         if self._slow_steps is not None:
             for message in self._slow_steps.add(seconds, record["data_wait_ms"] / 1e3):
@@ -83,18 +85,18 @@ class Console:
         due = record["step"] in (self._start + 1, self._total) or now - self._last_line >= _PLAIN_EVERY_S
         if self._bar is None and due:
             self._last_line = now
-            elapsed, left = self._times(now)
+            elapsed, remaining = self._times(now)
             parts = [
                 self._epoch("epoch", 2),
                 f"mean {self._loss} {self.meter.loss:.4g}",
                 *self._details(),
                 self.meter.pace,
             ]
-            parts += [self._memory(), self._waits(), f"elapsed {clock(elapsed)}", f"ETA {clock(left)}"]
+            parts += [self._memory(), self._waits(), f"elapsed {clock(elapsed)}", f"ETA {clock(remaining)}"]
             say(f"step {record['step']}/{self._total}  " + "  ".join(filter(None, parts)))
 
     def _line(self) -> tuple[str, list[str], float]:
-        """What the bar shows: the figures in the order of their worth."""
+        """Returns what the bar shows: the figures in the order of their worth."""
         step, loss = self._record["step"], self.meter.loss
         before, full = f"{step}/{self._total}", step / self._total if self._total else 1.0
         if self._begin is None or loss is None:
@@ -104,7 +106,7 @@ class Console:
         return before, [*parts, self._waits(), *self._details()], full
 
     def _times(self, now: float) -> tuple[float, float]:
-        """Seconds since the first step began, and those that are left."""
+        """Returns seconds since the first step began, and those that are left."""
         step, elapsed = self._record["step"], now - (now if self._begin is None else self._begin)
         return elapsed, elapsed / max(step - self._start, 1) * (self._total - step)
 
@@ -127,6 +129,46 @@ class Console:
 
 
 def _extremes(norms: Mapping[str, float]) -> str:
-    """The blocks with the least and the largest gradient; NaN counts as the largest."""
+    """Returns the blocks with the least and the largest gradient; NaN counts as the largest."""
     in_order = sorted(norms, key=lambda block: (math.isnan(norms[block]), norms[block]))
     return " (" + ", ".join(f"{norms[b]:.3g} {b}" for b in dict.fromkeys((in_order[0], in_order[-1]))) + ")"
+
+
+KEPT: Final = 0.95
+"""What a step leaves of the mean before it: the mean is over about the last twenty steps."""
+
+REMEMBERED: Final = 200
+"""Steps whose losses a mean needs: what came before them counts less than 1 part in 10,000."""
+
+
+class Meter:
+    """Exponential means over the steps of a run. `losses` are those of the steps before, of an earlier process."""
+
+    def __init__(self, losses: Iterable[float] = ()) -> None:
+        self.loss: float | None = None
+        self.seconds: float | None = None
+        for loss in losses:
+            self._add_loss(loss)
+
+    def add(self, loss: float, seconds: float) -> None:
+        """Counts a step with its loss, which took so long."""
+        self._add_loss(loss)
+        self.seconds = seconds if self.seconds is None else KEPT * self.seconds + (1 - KEPT) * seconds
+
+    @property
+    def pace(self) -> str:
+        """Steps a second, or seconds a step where that is more than one: as `1.52 it/s` and `2.31 s/it`."""
+        if not self.seconds:
+            return ""
+        return f"{self.seconds:.2f} s/it" if self.seconds > 1 else f"{1 / self.seconds:.2f} it/s"
+
+    def figures(self) -> dict[str, float | None]:
+        """Returns the means for the status of a run; None for what no step has told yet."""
+        return {"mean_loss": self.loss, "steps_per_s": round(1 / self.seconds, 4) if self.seconds else None}
+
+    def _add_loss(self, loss: float) -> None:
+        """Counts a loss; an overflow in fp16 passes without a trace."""
+        if self.loss is None or not math.isfinite(self.loss):
+            self.loss = loss
+        elif math.isfinite(loss):
+            self.loss = KEPT * self.loss + (1 - KEPT) * loss

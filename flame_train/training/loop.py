@@ -21,14 +21,10 @@ from flame_train.errors import NonFiniteError, counted
 
 from .batch import Batch, HostBatch, Signature
 from .gradient_norms import GradientNorms, block_names
-from .log import Console
-from .meter import REMEMBERED, Meter
-from .run import Run
-from .saving import save, write_best, write_result
+from .log import REMEMBERED, Console, Meter
+from .run import Run, save, write_best, write_result
 from .step import micro, reduce, update
-from .tensorboard import TensorBoard
-from .trackers import Tracker, Trackers
-from .weights_and_biases import WeightsAndBiases
+from .trackers import TensorBoard, Tracker, Trackers, WeightsAndBiases
 
 _LOG = logging.getLogger(__name__)
 _AGAIN = "run the same command to continue"
@@ -96,27 +92,27 @@ def train(run: Run) -> dict[str, Any]:
             if run.validation.over:
                 break
     if run.validation.over and run.leads:
-        _LOG.info("%s", run.validation.farewell)
+        _LOG.info("%s", run.validation.early_stop_message)
     return figures.last
 
 
 def _trackers(run: Run) -> dict[type[Tracker], Callable[[], Tracker]]:
-    """The programs that the config wants to show the run, each with what opens it."""
-    found: dict[type[Tracker], Callable[[], Tracker]] = {}
+    """Lists the programs that the config wants to show the run, each with what opens it."""
+    openers: dict[type[Tracker], Callable[[], Tracker]] = {}
     if run.output.tensorboard:
-        found[TensorBoard] = lambda: TensorBoard(run.folder.owned("tensorboard"), run.first, run.folder.config())
+        openers[TensorBoard] = lambda: TensorBoard(run.folder.owned("tensorboard"), run.first, run.folder.config())
     if run.output.wandb:
-        found[WeightsAndBiases] = lambda: WeightsAndBiases(
+        openers[WeightsAndBiases] = lambda: WeightsAndBiases(
             run.folder.owned("wandb").parent,
             run.output.wandb,
             tomllib.loads(run.folder.config()),
             run.output.name or run.folder.folder.name,
         )
-    return found
+    return openers
 
 
 def _meter(run: Run) -> Meter:
-    """The means of the run, which go on from the steps of earlier processes."""
+    """Makes the means of the run, which go on from the steps of earlier processes."""
     return Meter(run.folder.losses(REMEMBERED) if run.leads and run.first else ())
 
 
@@ -129,7 +125,7 @@ def _stop_if_requested(run: Run, figures: _Figures, step: int, where: str) -> No
 
 
 def _catch_up(run: Run, figures: _Figures) -> None:
-    """The work before the next step: the sample grid of this one, and the unfinished work of the last run."""
+    """Does the work before the next step: the sample grid of this one, and the unfinished work of the last run."""
     if run.state.group.broadcast((run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first)):
         _sample_images(run, run.first, figures.trackers)
     if run.first and run.leads:
@@ -144,7 +140,7 @@ def _catch_up(run: Run, figures: _Figures) -> None:
 
 
 def _lacks_grid(run: Run, step: int) -> bool:
-    """Whether a sample grid belongs to the step and is not there."""
+    """Tells whether a sample grid belongs to the step and is not there."""
     due = run.sample.is_due(step, run.epoch)
     return bool(run.sample.prompts) and due and not run.folder.has_sample(step)
 
@@ -180,14 +176,14 @@ class _Figures:
             return
         pending, self._pending = self._pending, None
         with self._run.state.group.meeting():  # they have sums over all processes
-            told = pending.figures()
-        figures = dict(zip(self._run.state.figure_names, told.tolist(), strict=True))
+            values = pending.figures()
+        figures = dict(zip(self._run.state.figure_names, values.tolist(), strict=True))
         before, self._ended = self._ended, time.monotonic() if pending.end is None else pending.end
         if not figures["healthy"]:
             raise NonFiniteError(_diagnosis(self._run, pending, figures))
         seconds = self._ended - max(before, pending.begin)
         if self._run.state.exchanged is not None:
-            self.merge_signals(map(int, _told(self._run, figures, "signal")))
+            self.merge_signals(map(int, _of_each(self._run, figures, "signal")))
         self.last = _record(self._run, pending, figures, seconds)
         self.last |= self._of_images(pending)
         if validated is not None:
@@ -204,22 +200,22 @@ class _Figures:
         images, every = self._run.images, self._run.log.images_every
         if images is None:
             return {}
-        for files, told in pending.told:
-            images.add(files, told())
+        for files, losses in pending.told:
+            images.add(files, losses())
         return {} if pending.step % every else {"images": images.summary()}
 
     def listen(self) -> None:
-        """Between steps: each process says which signal it got."""
+        """Asks between steps which signal each process got."""
         self.merge_signals(map(int, self._run.state.group.all_gather(str(self._run.session.stop.signal_number))))
 
     def merge_signals(self, signals: Iterable[int]) -> None:
-        """A signal that any of the processes got is this one's too; `signals` has their numbers, 0 for none."""
+        """Takes a signal that any of the processes got as its own; `signals` has their numbers, 0 for none."""
         self._signal = max(signals)
         self._run.session.stop.signal_number = self._run.session.stop.signal_number or self._signal
 
 
-def _told(run: Run, figures: Mapping[str, float], name: str) -> list[float]:
-    """What each process told in a step, by rank; nothing in a process by itself."""
+def _of_each(run: Run, figures: Mapping[str, float], name: str) -> list[float]:
+    """Lists what each process told in a step, by rank; nothing in a process by itself."""
     if run.state.exchanged is None:
         return []
     return [figures[f"{name}_{rank}"] for rank in range(run.state.group.world)]
@@ -240,7 +236,7 @@ class _Stepper:
     def __call__(self, step: int) -> _Pending:
         run, begin = self._run, time.monotonic()
         files: list[str] = []
-        images, waited, told = 0, 0.0, []
+        images, waited, image_losses = 0, 0.0, []
         for _ in range(run.gradient.accumulation):
             fail_point("train.in_step")
             host = run.loader.take()
@@ -250,7 +246,7 @@ class _Stepper:
             run_micro()
             files += host.files
             if batch.told is not None:
-                told.append((host.files, self._backend.get_async(batch.told)))
+                image_losses.append((host.files, self._backend.get_async(batch.told)))
             images += batch.size
         fail_point("train.before_update")
         inject_nan("train.gradient", run.state.optimizer.arena.grads)
@@ -262,7 +258,7 @@ class _Stepper:
         self._update()
         end = None if self._backend.asynchronous else time.monotonic()
         figures = self._backend.get_async(run.state.figures)
-        return _Pending(step, figures, tuple(files), images, waited, begin, end, gradients, tuple(told))
+        return _Pending(step, figures, tuple(files), images, waited, begin, end, gradients, tuple(image_losses))
 
     def _for(self, host: HostBatch) -> tuple[Batch, Callable[[], None]]:
         signature = host.signature
@@ -274,8 +270,7 @@ class _Stepper:
 
 
 def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) -> dict[str, Any]:
-    """The step's line in the log."""
-    peak = max([get_backend(run.session.device).memory().peak or 0, *map(int, _told(run, figures, "memory"))])
+    peak = max([get_backend(run.session.device).memory().peak or 0, *map(int, _of_each(run, figures, "memory"))])
     return {
         "step": p.step,
         "epoch": round(run.epoch(p.step), 4),
@@ -286,7 +281,7 @@ def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) ->
         "loss_scale": figures["loss_scale"],
         "skipped": int(figures["skipped"]),
         "images_per_s": round(p.images * run.state.group.world / max(seconds, 1e-9), 4),
-        "data_wait_ms": round(max([p.wait_ms, *_told(run, figures, "wait_ms")]), 3),
+        "data_wait_ms": round(max([p.wait_ms, *_of_each(run, figures, "wait_ms")]), 3),
         "memory": peak or None,
         **({"gradients": p.gradients} if p.gradients else {}),
     }
@@ -295,7 +290,7 @@ def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) ->
 def _diagnosis(run: Run, p: _Pending, figures: dict[str, float]) -> str:
     group = run.state.group
     if group.world > 1:
-        spoilt = [rank for rank, loss in enumerate(_told(run, figures, "loss")) if not np.isfinite(loss)]
+        spoilt = [rank for rank, loss in enumerate(_of_each(run, figures, "loss")) if not np.isfinite(loss)]
         if group.rank not in (spoilt or [0]):
             return f"rank {group.rank} stops: see what rank {spoilt[0] if spoilt else 0} says"
     where = "loss" if not np.isfinite(figures["loss"]) else "gradient"
@@ -312,15 +307,15 @@ def _diagnosis(run: Run, p: _Pending, figures: dict[str, float]) -> str:
 
 
 def _advice(gradient: GradientSection, train: TrainSection) -> str:
-    """Settings that may help against overflow and are not set already."""
-    found = ["a lower optimizer.lr"]
+    """Lists settings that may help against overflow and are not set already."""
+    advice = ["a lower optimizer.lr"]
     if not 0 < gradient.clip_norm <= 1:
-        found.append("gradient.clip_norm=1")
+        advice.append("gradient.clip_norm=1")
     if train.loss_scale != "dynamic":
-        found.append('train.loss_scale="dynamic"')
+        advice.append('train.loss_scale="dynamic"')
     if train.precision == "fp16":
-        found.append("train.precision=bf16")
-    return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
+        advice.append("train.precision=bf16")
+    return " or ".join(filter(None, (", ".join(advice[:-1]), advice[-1])))
 
 
 def _sample_images(run: Run, step: int, trackers: Trackers) -> None:

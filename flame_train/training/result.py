@@ -16,12 +16,12 @@ from flame_train.adapters.formats import FORMATS, to_diffusers, to_kohya
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.adapters.shared_alpha import for_kohya
-from flame_train.disk.files import reading
 from flame_train.disk.open_folder import Location
+from flame_train.disk.preflight import reading
 from flame_train.engine.dtype import Array, DType, float32
 from flame_train.engine.optim import Optimizer
 from flame_train.errors import EnvironmentFault, ModelFileError, NonFiniteError, OutputError
-from flame_train.io.commit import Content, Found
+from flame_train.io.commit import Checkpoint, Content
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.networks.files.identify import STATE_PREFIXES
@@ -35,7 +35,7 @@ _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 
 
 def formats(output_format: str) -> tuple[str, ...]:
-    """The formats of the result, by `output.format`: the first is in the LoRA's file, others have further files."""
+    """Gives the formats of the result, by `output.format`: the first is the LoRA's file, others are beside it."""
     return FORMATS if output_format == "both" else (output_format,)
 
 
@@ -62,7 +62,7 @@ class LoraWriter:
     dtype: DType = float32
 
     def write(self, path: Location, step: int, form: str) -> None:
-        """The file in `form`, one of `formats`. Raises `NonFiniteError` rather than write a NaN."""
+        """Writes the file in `form`, one of `formats`. Raises `NonFiniteError` rather than write a NaN."""
         state: dict[str, dict[str, Factors]] = {}
         for layer, adapter in self.attached.adapters.items():
             component, name = self.place(layer)
@@ -94,7 +94,7 @@ class LoraWriter:
 
 
 def is_rounded(name: str) -> bool:
-    """Whether a tensor of this name is written in the output's precision; scales and magnitudes are not."""
+    """Tells whether a tensor of this name is written in the output's precision; scales and magnitudes are not."""
     return not name.endswith(_EXACT)
 
 
@@ -133,7 +133,7 @@ def checkpoint_files(
     micro_batches: int,
     standing: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[dict[str, Content], int]:
-    """The files of a checkpoint, and roughly their bytes.
+    """Returns the files of a checkpoint, and roughly their bytes.
 
     The LoRA by its file's name, exact values and moments, and the run's place. A run is continued without the LoRA.
 
@@ -163,116 +163,115 @@ def checkpoint_files(
     return files, size
 
 
-def check_sources(found: Found, sources: Sources, changed: Callable[[], str] = str) -> None:
+def check_sources(checkpoint: Checkpoint, sources: Sources, changed: Callable[[], str] = str) -> None:
     """Raises `OutputError` if a checkpoint was made from other files: what follows would not continue it.
 
     Hashes that an older version did not record are not compared. `changed` names the images that are others.
     """
-    place = _place(found)
+    place = _place(checkpoint)
     for name, now in asdict(sources).items():
         if place.get(name, now) != now:
             which = f" ({images})" if name == "dataset" and (images := changed()) else ""
             raise OutputError(
-                f"{found.path}: was trained {_SAID[name]}{which} to continue that run, or set output.dir to another "
-                "folder for a new one"
+                f"{checkpoint.path}: was trained {_SAID[name]}{which} to continue that run, or set output.dir to "
+                "another folder for a new one"
             )
 
 
-def knows_sources(found: Found) -> bool:
-    """Whether a checkpoint identifies its files by their contents, so that they may lie elsewhere now."""
-    return _SAID.keys() <= _place(found).keys()
+def knows_sources(checkpoint: Checkpoint) -> bool:
+    """Tells whether a checkpoint identifies its files by their contents, so that they may lie elsewhere now."""
+    return _SAID.keys() <= _place(checkpoint).keys()
 
 
-def micro_batches_of(found: Found) -> int | None:
-    """How many micro-batches an update of the run takes, of all processes together; None: an older version's run."""
-    number = _place(found).get("micro_batches")
+def micro_batches_of(checkpoint: Checkpoint) -> int | None:
+    """Counts the micro-batches of an update, of all processes together; None: an older version's run."""
+    number = _place(checkpoint).get("micro_batches")
     return number if isinstance(number, int) else None
 
 
-def standing_of(found: Found) -> Any:
-    """How the run's validations stood at a checkpoint; None if it says nothing of them."""
-    return _place(found).get("validation")
+def standing_of(checkpoint: Checkpoint) -> Any:
+    """Returns how the run's validations stood at a checkpoint; None if it says nothing of them."""
+    return _place(checkpoint).get("validation")
 
 
-def restore(found: Found, optimizer: Optimizer) -> int:
+def restore(checkpoint: Checkpoint, optimizer: Optimizer) -> int:
     """Puts a checkpoint's values and moments back and returns its step."""
-    entries = _entries(found)
+    entries = _entries(checkpoint)
     optimizer.arena.load_state(_below(entries, _VALUES))
     optimizer.load_state_dict(_below(entries, _OPTIMIZER))
-    return found.step
+    return checkpoint.step
 
 
-def earlier_updates(found: Found) -> int:
-    """The updates that the optimizer of a checkpoint's run had done when the run began; 0 for most runs."""
-    return int(_place(found).get(_EARLIER, 0))
+def earlier_updates(checkpoint: Checkpoint) -> int:
+    """Returns the updates that the optimizer of a checkpoint's run had done when the run began; 0 for most runs."""
+    return int(_place(checkpoint).get(_EARLIER, 0))
 
 
-def updates_done(found: Found) -> int:
-    """The updates that a checkpoint's optimizer has done, in this run and in those that it continues."""
-    return int(_entries(found, f"{_OPTIMIZER}count")[f"{_OPTIMIZER}count"])
+def updates_done(checkpoint: Checkpoint) -> int:
+    """Returns the updates that a checkpoint's optimizer has done, in this run and in those that it continues."""
+    return int(_entries(checkpoint, f"{_OPTIMIZER}count")[f"{_OPTIMIZER}count"])
 
 
-def value_shapes(found: Found) -> dict[str, tuple[int, ...]]:
-    """The shape of each trained matrix of a checkpoint, by name."""
-    with _state_file(found) as file:
+def value_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each trained matrix of a checkpoint, by name."""
+    with _state_file(checkpoint) as file:
         return _below(file.shapes, _VALUES)
 
 
-def carry_over(found: Found, optimizer: Optimizer) -> None:
+def carry_over(checkpoint: Checkpoint, optimizer: Optimizer) -> None:
     """Gives a fresh optimizer the values of another run's checkpoint, its rule's state and its count of updates.
 
     A moving average goes on too; where that run had none it begins with the values. The rate, what is done to
     gradients before the rule, the loss scale and the count of skipped steps are those of the fresh optimizer.
     Raises ModelFileError for the state of another rule.
     """
-    entries = _entries(found)
+    entries = _entries(checkpoint)
     there, values = _below(entries, _OPTIMIZER), _below(entries, _VALUES)
     optimizer.arena.load_state(values)
     fresh = optimizer.state_dict()
     rule, average = f"{optimizer.transforms[-1].name}.", "average.values."
-    own = {n: a for n, a in fresh.items() if not n.startswith(rule) and n != "count"}
-    own |= {n: there.get(n, values[n.removeprefix(average)]) for n in own if n.startswith(average)}
-    optimizer.load_state_dict(own | {n: a for n, a in there.items() if n.startswith(rule) or n == "count"})
+    values_kept = {n: a for n, a in fresh.items() if not n.startswith(rule) and n != "count"}
+    values_kept |= {n: there.get(n, values[n.removeprefix(average)]) for n in values_kept if n.startswith(average)}
+    optimizer.load_state_dict(values_kept | {n: a for n, a in there.items() if n.startswith(rule) or n == "count"})
 
 
-def _entries(found: Found, *names: str) -> dict[str, Any]:
-    """The arrays of a checkpoint's state, all or those called so."""
-    with _state_file(found) as file:
+def _entries(checkpoint: Checkpoint, *names: str) -> dict[str, Any]:
+    with _state_file(checkpoint) as file:
         return {name: np.array(file.read(name)) for name in names or file.names}
 
 
 @contextmanager
-def _state_file(found: Found) -> Iterator[SafetensorsFile]:
+def _state_file(checkpoint: Checkpoint) -> Iterator[SafetensorsFile]:
     try:
-        with SafetensorsFile(found.path / "optimizer.safetensors") as file:
+        with SafetensorsFile(checkpoint.path / "optimizer.safetensors") as file:
             yield file
     except (ModelFileError, EnvironmentFault) as error:  # its hash fitted a moment ago: it is out of reach now
         raise OutputError(str(error)) from error
 
 
-def _place(found: Found) -> Mapping[str, Any]:
-    """Where in the run a checkpoint was made. Raises `OutputError` for one of a newer version, or edited."""
-    with reading(found.path / "state.json"):
-        raw = (found.path / "state.json").read_bytes()
+def _place(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Returns where in the run a checkpoint was made. Raises `OutputError` for one of a newer version, or edited."""
+    with reading(checkpoint.path / "state.json"):
+        raw = (checkpoint.path / "state.json").read_bytes()
     try:
         place: Mapping[str, Any] = json.loads(raw)
         form, version, step = place["format"], place["version"], place.get("step")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise _foreign(found) from None
+        raise _foreign(checkpoint) from None
     if form != STATE_FORMAT:
         raise OutputError(
-            f"{found.path}: written by flame-train {version} (state format {form}, this version reads {STATE_FORMAT}); "
-            "continue the run with that version"
+            f"{checkpoint.path}: written by flame-train {version} (state format {form}, this version reads "
+            f"{STATE_FORMAT}); continue the run with that version"
         )
-    if step != found.step:
-        raise _foreign(found)
+    if step != checkpoint.step:
+        raise _foreign(checkpoint)
     return place
 
 
-def _foreign(found: Found) -> OutputError:
+def _foreign(checkpoint: Checkpoint) -> OutputError:
     return OutputError(
-        f"{found.path}: its state.json is not what flame-train wrote for step {found.step}; put it back, or remove "
-        "this checkpoint to continue from the one before"
+        f"{checkpoint.path}: its state.json is not what flame-train wrote for step {checkpoint.step}; put it back, or "
+        "remove this checkpoint to continue from the one before"
     )
 
 

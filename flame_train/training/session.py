@@ -1,21 +1,73 @@
 """What every stage of a run is given: where it works, with whom, what stops it, and the functions that hear of it.
 
-Such a function of the caller may look, and changes no trained bit.
+Functions of the caller may look, and change no trained bit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from types import FrameType, MappingProxyType, TracebackType
+from typing import Any, Final, Self
 
 from flame_train.distributed.group import ALONE, ProcessGroup
-from flame_train.errors import kind_of
+from flame_train.errors import STOPPING, Interrupted, kind_of
 
-from .stop import StopRequest
+
+class StopRequest:
+    """While entered, the first signal sets `signal_number` and is said to be heard; a second one ends the process.
+
+    Work in many small parts (caching, sampling) calls `check()` between them. The training loop reads `requested` at
+    the end of a step, saves, and then calls `check()`. A signal that is ignored from outside, as `nohup` does with
+    SIGHUP and a shell with a background job's SIGINT, stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.signal_number = 0
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """True once a signal came."""
+        return self.signal_number != 0
+
+    def check(self, where: str) -> None:
+        """Raises `Interrupted` if a signal came. `where` ends the sentence "stopped ..."."""
+        if self.requested:
+            raise Interrupted(self.signal_number, f"stopped {where}")
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no handlers
+            signals = [s for s in STOPPING if signal.getsignal(s) is not signal.SIG_IGN]
+            self._previous = {s: signal.signal(s, self._note) for s in signals}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            _say("stopped at once: unsaved work is lost")
+            os._exit(128 + number)
+        self.signal_number = number
+        name = signal.Signals(number).name  # it is said, for a step or a download may take minutes
+        _say(f"{name}: stopping as soon as no work is lost; a second signal stops at once")
+
+
+def _say(text: str) -> None:
+    """Writes a line on standard error, past Python's buffers, which a handler may find in use."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{text}\n".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +110,15 @@ class Callbacks:
 
 def _check_takes(fn: object, name: str, *arguments: str) -> None:
     """Raises TypeError unless `fn` is None or can be called with one value for each of the `arguments`."""
-    told = f"{name}: expected a function of {len(arguments)}: {', '.join(arguments)}"
+    expected = f"{name}: expected a function of {len(arguments)}: {', '.join(arguments)}"
     if fn is None:
         return
     if not callable(fn):
-        raise TypeError(f"{told}; got {kind_of(fn)}")
+        raise TypeError(f"{expected}; got {kind_of(fn)}")
     try:
         inspect.signature(fn).bind(*arguments)
     except TypeError as e:
-        raise TypeError(f"{told}; the one given cannot be called so: {e}") from None
+        raise TypeError(f"{expected}; the one given cannot be called so: {e}") from None
     except ValueError:  # some functions written in C say nothing of what they take
         return
 

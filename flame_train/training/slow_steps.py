@@ -27,7 +27,7 @@ SLOW: Final = 2.0
 
 _WARM: Final = 5  # first steps of a process: they compile and capture
 _USUAL: Final = 100  # steps whose median is the usual time
-_READ_S: Final = 10.0  # seconds of steps between two readings
+_READ_S: Final = 10.0  # seconds of steps between two encoder_inputs
 _LESS_CLOCK: Final = 0.9
 _GIB: Final = 2**30
 
@@ -50,12 +50,12 @@ class SlowSteps:
         self._steps, self._since, self._told, self._told_spill = 0, 0.0, False, False
 
     def add(self, seconds: float, wait: float) -> list[str]:
-        """A step's seconds, and those for which it waited for data. Returns what there is to say."""
+        """Takes a step's seconds, and those for which it waited for data. Returns what there is to say."""
         self._steps += 1
         self._since += seconds
         if self._steps <= _WARM:
             return []
-        said = self._spilled()
+        spilled = self._spilled()
         usual = statistics.median(self._seconds) if len(self._seconds) >= STREAK else None
         if usual is None or seconds < SLOW * usual:
             self._usual(seconds, wait)
@@ -63,11 +63,11 @@ class SlowSteps:
             self._slow.append((seconds, wait))
             if len(self._slow) == STREAK and not self._told:
                 self._told = True
-                said.append(self._message(usual))
-        return said
+                spilled.append(self._message(usual))
+        return spilled
 
     def _usual(self, seconds: float, wait: float) -> None:
-        """A step as usual: the streak is over. Now and then the GPU is read, for a comparison later."""
+        """Counts a step as usual: the streak is over. Now and then the GPU is read, for a comparison later."""
         self._slow.clear()
         self._told = False
         self._seconds.append(seconds)
@@ -85,12 +85,12 @@ class SlowSteps:
         )
 
     def _data(self, usual: float, now: float) -> list[str]:
-        """The wait for data, where it is half of the difference or more."""
+        """Returns the wait for data, where it is half of the difference or more."""
         before, after = statistics.median(self._waits), statistics.median(wait for _, wait in self._slow)
         return [f"waits for data {before:.3g} to {after:.3g} s"] if after - before >= (now - usual) / 2 else []
 
     def _spilled(self) -> list[str]:
-        """The run has more than all processes together have of the card: the rest lies in the host's memory."""
+        """Says that the run has more than the processes have of the card: the rest is in the host's memory."""
         if self._live is None or self._told_spill or self._steps % STREAK:
             return []
         used, live = self._read().used, self._live()
@@ -104,16 +104,15 @@ class SlowSteps:
 
 
 def _changes(before: Reading, now: Reading) -> list[str]:
-    """How the GPU differs."""
-    found = []
+    changes = []
     if before.clock and now.clock and now.clock < _LESS_CLOCK * before.clock:
         held = f", held by {' and '.join(now.held_by)}" if now.held_by else ""
-        found.append(f"clock {before.clock} to {now.clock} MHz{held}")
+        changes.append(f"clock {before.clock} to {now.clock} MHz{held}")
     if before.temperature is not None and now.temperature is not None and now.temperature - before.temperature >= 5:
-        found.append(f"temperature {before.temperature} to {now.temperature} degrees Celsius")
+        changes.append(f"temperature {before.temperature} to {now.temperature} degrees Celsius")
     if before.used is not None and now.used is not None and now.used - before.used >= _GIB // 4:
-        found.append(f"memory of the card in use {before.used / _GIB:.1f} to {now.used / _GIB:.1f} GiB")
-    return found
+        changes.append(f"memory of the card in use {before.used / _GIB:.1f} to {now.used / _GIB:.1f} GiB")
+    return changes
 
 
 _HOLDING: Final = {
@@ -173,10 +172,7 @@ def _asked(question: Callable[[], Any]) -> int | None:
 
 
 def spilling(device: str) -> Callable[[], int] | None:
-    """The bytes that a run has now, on systems whose driver moves some into the host's memory where the card is full.
-
-    Those are Windows and WSL; None elsewhere.
-    """
+    """Counts the bytes that a run has, where the driver moves some to the host: Windows and WSL. None elsewhere."""
     if sys.platform != "win32" and "microsoft" not in platform.release().lower():
         return None
     return lambda: get_backend(device).memory().live

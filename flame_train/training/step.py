@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -16,12 +16,12 @@ from flame_train.diffusion.preservation.off import Off
 from flame_train.diffusion.streams import Stream
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor, nn, no_grad
+from flame_train.engine.backend import Backend
 from flame_train.engine.dtype import Array, DType
 from flame_train.engine.optim import Optimizer
 from flame_train.engine.random import Rng
 
 from .batch import Batch
-from .exchange import SharedVector
 
 _FURTHER = np.int64(1 << 31)
 """Added to the numbers of samples for the adapters' dropout in a second pass: batches have fewer samples."""
@@ -38,10 +38,10 @@ class Denoiser(Protocol):
         """The network, whose adapters are trained."""
 
     def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], /) -> Tensor:
-        """The prediction (B, H, W, Z) for noised latents (B, H, W, Z) in the model's dtype and timesteps (B,)."""
+        """Gives the prediction (B, H, W, Z) for noised latents (B, H, W, Z) in the model's dtype and timesteps (B,)."""
 
     def sample_latents(self, moments: tuple[Tensor, Tensor], noise: Tensor, /) -> Tensor:
-        """Latents in the scale that the denoiser sees, of mean and log variance, and noise; all fp32 (B, H, W, Z)."""
+        """Samples latents in the denoiser's scale, of mean and log variance, and noise; all fp32 (B, H, W, Z)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class State:
     @property
     def figure_names(self) -> tuple[str, ...]:
         """The names of the metrics in `figures` after `update`, in order."""
-        told = () if self.exchanged is None else self.exchanged.names
-        return ("loss", *self.optimizer.metric_names, *told)
+        shared = () if self.exchanged is None else self.exchanged.names
+        return ("loss", *self.optimizer.metric_names, *shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Noised:
         batch: Batch,
         times: Tensor | None = None,
     ) -> Noised:
-        """The micro-batch with noise drawn.
+        """Returns the micro-batch with noise drawn.
 
         Args:
             denoiser: the network.
@@ -125,7 +125,7 @@ class Noised:
         return cls(denoiser, batch, rng, latents, noise, t, noised.to(dtype))
 
     def prediction(self, text: str = "") -> Tensor:
-        """The denoiser's prediction for the own captions, or for further ones."""
+        """Returns the denoiser's prediction for the own captions, or for further ones."""
         return self.denoiser.denoise(self.x, self.t, self.batch.conditioning(text))
 
 
@@ -145,13 +145,13 @@ class _Predictions:
 
 
 def base_prediction(noised: Noised, off: Callable[[], AbstractContextManager[None]], text: str = "") -> Tensor:
-    """The base model's prediction, fp32: of the same network with its adapters off, without a gradient."""
+    """Returns the base model's prediction, fp32: of the same network with its adapters off, without a gradient."""
     with no_grad(), off():
         return noised.prediction(text).float()
 
 
 def micro(s: State, batch: Batch) -> None:
-    """One micro-batch: noise, forward, loss, backward. Gradients add up in the arena."""
+    """Runs one micro-batch: noise, forward, loss, backward. Gradients add up in the arena."""
     noised = Noised.of(s.denoiser, s.objective, s.dtype, s.seed, batch)
     each = None
     if not s.preservation.instead:
@@ -159,8 +159,8 @@ def micro(s: State, batch: Batch) -> None:
             each = losses_of(noised, s.objective, s.off)
             _add(s, each.mean())
     if s.preservation.active:
-        kept = _preserved(s, noised)
-        each = kept if each is None else each
+        preserved = _preserved(s, noised)
+        each = preserved if each is None else each
     if batch.told is not None:
         assert each is not None
         batch.told[0] = each.data
@@ -168,7 +168,7 @@ def micro(s: State, batch: Batch) -> None:
 
 
 def _preserved(s: State, noised: Noised) -> Tensor:
-    """Each sample's loss of the preservation, after its backward pass. Adapters leave out other parts than before."""
+    """Computes each sample's loss of the preservation, after its backward pass. Adapters leave out other parts."""
     rng, xp, signed = noised.rng, noised.rng.xp, s.preservation.per_sample_sign
     one = xp.ones((1,), np.float32)
     if signed:
@@ -189,11 +189,11 @@ def _add(s: State, loss: Tensor) -> None:
 def losses_of(
     noised: Noised, objective: TrainingObjective, off: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Tensor:
-    """Each sample's loss (B,), fp32; `off` is a context without adapters, for samples whose target the base gives."""
-    taught, target = noised.batch.taught(), None
-    if taught is not None:
+    """Computes each sample's loss (B,), fp32; `off` leaves adapters out, for samples whose target the base gives."""
+    is_taught, target = noised.batch.taught(), None
+    if is_taught is not None:
         base = base_prediction(noised, off)
-        target = taught * base + (1.0 - taught) * objective.target(noised.latents, noised.noise, noised.t)
+        target = is_taught * base + (1.0 - is_taught) * objective.target(noised.latents, noised.noise, noised.t)
     weight = noised.batch.loss_weight()
     return objective.losses(noised.prediction(), noised.latents, noised.noise, noised.t, weight, target)
 
@@ -201,7 +201,7 @@ def losses_of(
 def batch_losses(
     denoiser: Denoiser, objective: TrainingObjective, dtype: DType, seed: int, batch: Batch, times: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The losses of a batch.
+    """Returns the losses of a batch.
 
     Args:
         denoiser, objective, dtype, seed, batch, times: as in `Noised.of`.
@@ -214,7 +214,7 @@ def batch_losses(
 
 
 def reduce(s: State) -> None:
-    """Gradients and loss become sums over all processes; each learns what the others tell. Alone it does nothing."""
+    """Sums gradients and loss over all processes; each learns what the others tell. Alone it does nothing."""
     if s.exchanged is None:
         return
     grads = s.optimizer.arena.grads
@@ -228,7 +228,7 @@ def reduce(s: State) -> None:
 
 
 def update(s: State) -> None:
-    """Unscale, clip, noise, schedule, optimizer, all or none; then the gradients and the loss are zeroed."""
+    """Unscales, clips, adds noise and runs the optimizer, all or none; then zeroes the gradients and the loss."""
     s.optimizer.step(s.loss)
     s.limit()
     s.figures[0] = s.loss.data / s.optimizer.accumulation
@@ -238,3 +238,64 @@ def update(s: State) -> None:
         s.figures[1 + metrics.size :] = s.exchanged.rows
     s.optimizer.zero_grad()
     s.loss.data[...] = 0.0
+
+
+FIELDS: Final = ("signal", "wait_ms", "memory", "loss")
+"""What each process puts: the signal that it got, its wait for data, its peak bytes on the device so far, its loss."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedVector:
+    """One vector that is summed over all processes: the loss, and a row for each process, which alone writes into it.
+
+    So a stop that one process was asked for reaches all of them after the same step.
+
+    Attributes:
+        vector: fp32 (1 + 4 `world`,) on the device.
+        mine: fp32, what this process puts, as long as `vector`; written by the host before each step.
+        backend: the device.
+        rank: the number of this process.
+        world: how many there are.
+    """
+
+    vector: Array
+    mine: Array
+    backend: Backend
+    rank: int
+    world: int
+
+    @classmethod
+    def between(cls, group: ProcessGroup, backend: Backend) -> SharedVector | None:
+        """Makes it for the processes of a group; None for one by itself."""
+        if group.collectives is None:
+            return None
+        vector, mine = (backend.xp.zeros(1 + len(FIELDS) * group.world, np.float32) for _ in range(2))
+        return cls(vector, mine, backend, group.rank, group.world)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of `rows`, in order: signal_0, wait_ms_0, memory_0, loss_0, signal_1, ..."""
+        return tuple(f"{name}_{rank}" for rank in range(self.world) for name in FIELDS)
+
+    @property
+    def rows(self) -> Array:
+        """What each process put, after `reduce`."""
+        return self.vector[1:]
+
+    def put(self, signal_number: int, wait_ms: float, memory: int) -> None:
+        """Sets the row of this process in this step."""
+        row = np.zeros(self.mine.shape, np.float32)
+        row[self._first : self._first + 3] = signal_number, wait_ms, memory
+        self.backend.write(self.mine, row)
+
+    def reduce(self, group: ProcessGroup, loss: Array) -> None:
+        """Sums over all processes: the 0-d loss, in place, and the rows. Device work alone."""
+        self.vector[...] = self.mine
+        self.vector[0] = loss
+        self.vector[self._first + 3] = loss
+        group.all_reduce(self.vector)
+        loss[...] = self.vector[0]
+
+    @property
+    def _first(self) -> int:
+        return 1 + len(FIELDS) * self.rank

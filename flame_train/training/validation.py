@@ -57,7 +57,7 @@ class HeldOut:
 
     @classmethod
     def of(cls, examples: Sequence[Example], paddings: Paddings = NO_PADDINGS) -> HeldOut:
-        """Examples that are in memory; an example's noise follows from its number."""
+        """Takes examples that are in memory; an example's noise follows from its number."""
         shapes = [tuple(sorted((name, a.shape) for name, a in e.items())) for e in examples]
         return cls(tuple(map(str, range(len(examples)))), tuple(shapes), lambda i: examples[i], paddings)
 
@@ -122,7 +122,7 @@ class Validator:
         self._steps: dict[Signature, tuple[Batch, Callable[[], None]]] = {}
 
     def measure(self, between: Callable[[], object] = lambda: None) -> ValidationLoss:
-        """The loss with the present weights. `between` is called before each batch; it may raise."""
+        """Returns the loss with the present weights. `between` is called before each batch; it may raise."""
         begin = time.monotonic()
         losses = np.zeros((self._timesteps, len(self._images.names)), np.float64)
         batches, mine = self._batches(), list[tuple[int, int, float]]()
@@ -131,8 +131,8 @@ class Validator:
                 between()
                 rows = batches[number]
                 mine += [(row.band, row.image, float(loss)) for row, loss in zip(rows, self._run(rows), strict=False)]
-        for told in self._group.all_gather(json.dumps(mine)):
-            for band, image, loss in json.loads(told):
+        for text in self._group.all_gather(json.dumps(mine)):
+            for band, image, loss in json.loads(text):
                 losses[band, image] = loss
         means = losses.mean(axis=1)
         edges = [round(1000 * i / self._timesteps) for i in range(self._timesteps + 1)]
@@ -142,14 +142,13 @@ class Validator:
         )
 
     def _batches(self) -> list[list[_Row]]:
-        """All rows in batches of one shape each; the order does not depend on anything but the images."""
+        """Cuts all rows into batches of one shape each; the order depends on the images alone."""
         shapes = dict.fromkeys(self._images.shapes)
-        groups = [[i for i, own in enumerate(self._images.shapes) if own == shape] for shape in shapes]
+        groups = [[i for i, each_shape in enumerate(self._images.shapes) if each_shape == shape] for shape in shapes]
         rows = [[_Row(image, band) for image in group for band in range(self._timesteps)] for group in groups]
         return [group[i : i + self._size] for group in rows for i in range(0, len(group), self._size)]
 
     def _run(self, rows: Sequence[_Row]) -> np.ndarray[Any, Any]:
-        """The losses of a batch of rows."""
         filled = [*rows, *(rows[0] for _ in range(self._size - len(rows)))]
         examples = {row.image: self._images.example(row.image) for row in rows}
         host = HostBatch(
@@ -166,7 +165,6 @@ class Validator:
         return self._backend.to_host(self._losses)
 
     def _number(self, row: _Row) -> int:
-        """32 bits that name the random numbers of a row."""
         name = f"{self._images.names[row.image]} {row.band}".encode()
         return int.from_bytes(hashlib.sha256(name).digest()[:4], "little")
 
@@ -192,12 +190,12 @@ class EarlyStopping:
     since: int = 0
 
     @classmethod
-    def read(cls, kept: Any) -> EarlyStopping:
-        """The standing that a checkpoint holds as JSON; a fresh one if it holds none."""
-        return cls(**kept) if isinstance(kept, dict) and kept.keys() == asdict(cls()).keys() else cls()
+    def read(cls, state: Any) -> EarlyStopping:
+        """Returns the standing that a checkpoint holds as JSON; a fresh one if it holds none."""
+        return cls(**state) if isinstance(state, dict) and state.keys() == asdict(cls()).keys() else cls()
 
     def after(self, step: int, loss: float) -> EarlyStopping:
-        """The standing after one more validation. A loss that is no number is never the best."""
+        """Returns the standing after one more validation. A loss that is no number is never the best."""
         if self.loss is None or loss < self.loss:
             return EarlyStopping(loss if loss == loss else None, step)
         return replace(self, since=self.since + 1)
@@ -212,7 +210,7 @@ class Validation:
         measure: Callable[[], ValidationLoss] | None = None,
         standing: EarlyStopping | None = None,
     ) -> None:
-        """The validations after those that `standing` is of.
+        """Begins the validations after those that `standing` is of.
 
         Args:
             section: the `[validation]` section; None: there are no validations.
@@ -223,32 +221,32 @@ class Validation:
         self.standing = standing or EarlyStopping()
 
     def is_due(self, step: int, epoch: Callable[[int], float]) -> bool:
-        """Whether one is due after `step`."""
+        """Tells whether one is due after `step`."""
         return self._section is not None and self._measure is not None and self._section.is_due(step, epoch)
 
     def at(self, step: int) -> Mapping[str, Any]:
         """Measures after `step`. Returns what the log says of it."""
         assert self._measure is not None
-        found = self._measure()
-        self.standing = self.standing.after(step, found.loss)
+        loss = self._measure()
+        self.standing = self.standing.after(step, loss.loss)
         best = self.standing.loss
         _LOG.info(
             "validation after step %d: loss %.4g (best %.4g after step %d), %.1f s",
-            *(step, found.loss, math.nan if best is None else best, self.standing.step, found.seconds),
+            *(step, loss.loss, math.nan if best is None else best, self.standing.step, loss.seconds),
         )
         return {
-            "loss": found.loss,
-            "bands": dict(found.bands),
-            "seconds": round(found.seconds, 3),
+            "loss": loss.loss,
+            "bands": dict(loss.bands),
+            "seconds": round(loss.seconds, 3),
             "best": {"step": self.standing.step, "loss": self.standing.loss},
         }
 
     def is_best(self, step: int) -> bool:
-        """Whether the validation after `step` was the best so far."""
+        """Tells whether the validation after `step` was the best so far."""
         return self.standing.loss is not None and self.standing.step == step
 
     @property
-    def farewell(self) -> str:
+    def early_stop_message(self) -> str:
         """What a run says that patience has ended."""
         best = self.standing
         return (

@@ -23,8 +23,7 @@ from flame_train.config.foreign.recognize import PROGRAMS
 from flame_train.config.foreign.table import Program, Row
 from flame_train.config.keys import Key, keys, sections
 from flame_train.config.render import toml_value
-from flame_train.tools.init import template
-from flame_train.tools.presets import cards, names
+from flame_train.tools.init import cards, names, template
 
 ROOT: Final = Path(__file__).parents[2]
 REPOSITORY: Final = "https://github.com/flame-train/flame-train/blob/main"

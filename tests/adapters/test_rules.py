@@ -14,7 +14,7 @@ from flame_train.config.resume import differences
 from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError
-from flame_train.training.optimizer import build_optimizer
+from flame_train.run.train.step_state import build_optimizer
 
 NAMES = ["blocks.0.attn.to_q", "blocks.0.attn.to_k", "blocks.1.attn.to_q", "blocks.1.mlp"]
 

@@ -13,8 +13,8 @@ from flame_train import cli
 from flame_train.commands.output import Printable, show
 from flame_train.config.render import resolved
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.run.commands.describe import told
-from flame_train.tools.lora_reports import size_of
+from flame_train.run.commands.describe import as_text
+from flame_train.tools.lora_files import size_of
 
 MODULE = "lora_unet_output_blocks_8_0_skip_connection"
 
@@ -133,7 +133,7 @@ def test_a_budget_is_planned_for_without_a_gpu(said, config_file):
 def test_the_verdict_is_of_the_card_that_is_there(said, config_file, room, verdict):
     plan = said("train", config_file, "--dry-run", "--json")
     here = plan | {"gpu": {"name": "cuda:0 (a card)", "memory_gib": room}, "fits": room > 2}
-    assert told(here).splitlines()[-1].startswith(verdict)
+    assert as_text(here).splitlines()[-1].startswith(verdict)
 
 
 def test_a_plan_as_json_has_numbers_under_names_of_a_kind(said, config_file):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flame_train.commands.arguments import memory_budget
+from flame_train.commands.parameters import memory_budget
 from flame_train.config.load import load_located
 from flame_train.config.memory_budget import budget_problem, bytes_of
 from flame_train.errors import ConfigError

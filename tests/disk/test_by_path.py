@@ -28,16 +28,16 @@ ALLOWED = {
     ("io/safetensors.py", "open"): "reads a model",
     ("models/sdxl/names_unet.py", "scheduler.open"): "reads a model",
     ("run/plan/ranks.py", "open"): "reads the beginning of what a config names",
-    ("remote/inputs.py", "path.open"): "reads what was fetched, whose hash it takes",
-    ("io/hub_headers.py", "tempfile.TemporaryDirectory"): "a folder of a name that nobody can guess",
-    ("io/hub_headers.py", "path.parent.mkdir"): "in that folder",
-    ("io/hub_headers.py", "path.write_bytes"): "in that folder",
+    ("remote/fetch.py", "path.open"): "reads what was fetched, whose hash it takes",
+    ("io/hub.py", "tempfile.TemporaryDirectory"): "a folder of a name that nobody can guess",
+    ("io/hub.py", "path.parent.mkdir"): "in that folder",
+    ("io/hub.py", "path.write_bytes"): "in that folder",
     # folders that the user names, which may be links
     ("data/cache.py", "self.folder.mkdir"): "the cache itself",
     ("io/commit.py", "root.mkdir"): "of a path that is no run folder: tests",
-    # folders in which another program's library writes by paths; `io/owned.py` refuses links in their place
-    ("training/tensorboard.py", "folder.mkdir"): "TensorBoard's",
-    ("training/weights_and_biases.py", "folder / 'wandb'.mkdir"): "W&B's",
+    # folders in which another program's library writes by paths; `io/run_files.py` refuses links in their place
+    ("training/trackers.py", "folder.mkdir"): "TensorBoard's",
+    ("training/trackers.py", "folder / 'wandb'.mkdir"): "W&B's",
     # no files of ours
     ("distributed/watch.py", "os.utime"): "a descriptor",
     ("cli.py", "os.open"): "/dev/null",

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flame_train.disk import locks
-from flame_train.disk.locks import lock
+from flame_train.disk import system
+from flame_train.disk.system import lock
 
 Open = Callable[..., int]
 
@@ -45,8 +45,8 @@ def close(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ca
     if request.param == "fcntl":
         return os.close
     msvcrt = Msvcrt()
-    monkeypatch.setattr(locks, "_FCNTL", None)
-    monkeypatch.setattr(locks, "_MSVCRT", msvcrt)
+    monkeypatch.setattr(system, "_FCNTL", None)
+    monkeypatch.setattr(system, "_MSVCRT", msvcrt)
 
     def closed(descriptor: int) -> None:
         msvcrt.forget(descriptor)
@@ -104,16 +104,16 @@ def test_a_disk_without_locks_is_told_from_a_lock_that_is_taken(monkeypatch: pyt
     def refuse(*arguments: int) -> None:
         raise OSError(errno.EINVAL, "no locks here")
 
-    monkeypatch.setattr(locks, "_FCNTL", None)
-    monkeypatch.setattr(locks, "_MSVCRT", SimpleNamespace(LK_NBLCK=2, locking=refuse))
+    monkeypatch.setattr(system, "_FCNTL", None)
+    monkeypatch.setattr(system, "_MSVCRT", SimpleNamespace(LK_NBLCK=2, locking=refuse))
     with pytest.raises(OSError, match="no locks here") as caught:
         lock(opened())
     assert not isinstance(caught.value, BlockingIOError)
 
 
 def test_a_system_without_either_has_no_locks(monkeypatch: pytest.MonkeyPatch, opened: Open) -> None:
-    monkeypatch.setattr(locks, "_FCNTL", None)
-    monkeypatch.setattr(locks, "_MSVCRT", None)
+    monkeypatch.setattr(system, "_FCNTL", None)
+    monkeypatch.setattr(system, "_MSVCRT", None)
     with pytest.raises(OSError, match="no locks on files") as caught:
         lock(opened())
     assert not isinstance(caught.value, BlockingIOError)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flame_train.distributed.environment import RankInfo, first_host, read_rank_info
-from flame_train.distributed.join import own_gpu
+from flame_train.distributed.join import RankInfo, first_host, own_gpu, read_rank_info
 from flame_train.errors import ConfigError
 
 OPEN_MPI = {

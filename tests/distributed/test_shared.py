@@ -41,7 +41,7 @@ def test_grids_and_validations_are_the_same_bytes_whatever_the_number_of_process
 
 
 FAILING = """
-from flame_train.run.train import grids
+from flame_train.run.train import sample_grids as grids
 whole = grids.generate_image
 def generate_image(request, *rest):
     if request.number == 2:
@@ -61,7 +61,7 @@ def test_an_image_that_one_process_cannot_draw_costs_the_grid_and_not_the_run(st
 
 SIGNALLED = """
 import os, signal
-from flame_train.run.train import grids
+from flame_train.run.train import sample_grids as grids
 whole, drawn = grids.generate_image, []
 def generate_image(request, *rest):
     drawn.append(request.number)

@@ -13,7 +13,7 @@ from .test_ranks import farthest
 SUMS = """
 import numpy as np
 from mpi4py import MPI
-from flame_train.distributed.mpi import MpiCollectives
+from flame_train.distributed.join import MpiCollectives
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16
 

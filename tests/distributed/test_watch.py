@@ -15,7 +15,7 @@ from flame_train.distributed import watch
 from flame_train.distributed.group import ProcessGroup
 from flame_train.distributed.watch import Watch
 from flame_train.errors import OutOfMemory, OutputError
-from flame_train.io.owned import SIGNS
+from flame_train.io.run_files import SIGNS
 
 
 class Echo:

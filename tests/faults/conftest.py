@@ -36,7 +36,7 @@ class Ended:
     stderr: str
 
     @property
-    def farewell(self) -> str:
+    def early_stop_message(self) -> str:
         """The last line, of a program that was asked to stop; fails if it complained."""
         assert "Traceback" not in self.stderr + self.stdout
         assert "error: " not in self.stderr, self.stderr

@@ -12,8 +12,8 @@ from flame_train.config.load import load_located
 from flame_train.errors import OutputError
 from flame_train.run.check.check import check
 from flame_train.run.plan.plan import make_plan
-from flame_train.run.plan.start import preflighted, run_folder
-from flame_train.training.stop import StopRequest
+from flame_train.run.plan.start import checkpoint_here, run_folder
+from flame_train.training.session import StopRequest
 from tests.faults.conftest import make_job
 
 SAMPLING = {"sample__every": 2, "sample__steps": 2, "sample__prompts": ["a drawing"]}
@@ -119,7 +119,7 @@ def test_a_sample_grid_without_room_is_there_after_the_next_start(job, plain_gri
 @pytest.fixture
 def pipeline_on_a_small_disk(monkeypatch):
     """small(free): a disk with so many bytes free."""
-    return lambda free: monkeypatch.setattr("flame_train.disk.files.free_bytes", lambda path: free)
+    return lambda free: monkeypatch.setattr("flame_train.disk.preflight.free_bytes", lambda path: free)
 
 
 def test_a_run_that_goes_on_needs_room_only_for_what_it_will_add(job, pipeline_on_a_small_disk):
@@ -127,17 +127,17 @@ def test_a_run_that_goes_on_needs_room_only_for_what_it_will_add(job, pipeline_o
     plan = make_plan(check(load_located(job.arguments("sdxl-lora")[2], [])), StopRequest())
     one = plan.parameters * 16
     pipeline_on_a_small_disk(int(one * 4 * 1.2) + 1)
-    preflighted(plan, run_folder(plan))
+    checkpoint_here(plan, run_folder(plan))
     pipeline_on_a_small_disk(int(one * 3 * 1.2))
     with pytest.raises(OutputError, match="too full to start"):
-        preflighted(plan, run_folder(plan))
+        checkpoint_here(plan, run_folder(plan))
     assert job.train(failpoint="train.before_update:5").code == -9
     assert job.steps() == [2, 4]
     pipeline_on_a_small_disk(int(one * 2 * 1.2) + 1)
-    assert preflighted(plan, run_folder(plan)).step == 4
+    assert checkpoint_here(plan, run_folder(plan)).step == 4
     job.finish()
     pipeline_on_a_small_disk(0)
-    assert preflighted(plan, run_folder(plan)).step == 5
+    assert checkpoint_here(plan, run_folder(plan)).step == 5
 
 
 def test_a_disk_too_small_for_the_run_is_told_before_anything_is_encoded(new_job):

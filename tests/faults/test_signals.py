@@ -19,7 +19,7 @@ SIGNALS = {"int": 130, "term": 143, "hup": 129, "usr1": 138}
 def assert_stopped(job, ended, code: int) -> None:
     assert ended.code == code, ended.stderr
     name = signal.Signals(code - 128).name
-    assert "stopped " in ended.farewell
+    assert "stopped " in ended.early_stop_message
     assert "error: " not in ended.stderr
     heard = ended.stderr.index(f"{name}: stopping as soon as no work is lost; a second signal stops at once")
     assert heard < ended.stderr.index("\nstopped ")
@@ -32,7 +32,7 @@ def test_a_signal_in_a_step_finishes_and_saves_that_step(job, whole, action):
     assert_stopped(job, ended, SIGNALS[action])
     assert job.steps() == [2, 3]
     assert [line["step"] for line in job.log()] == [1, 2, 3]
-    assert "stopped after step 3, saved; run the same command to continue" in ended.farewell
+    assert "stopped after step 3, saved; run the same command to continue" in ended.early_stop_message
 
     assert job.finish() == whole
 
@@ -99,7 +99,7 @@ def test_a_signal_while_sampling_saves_the_step_before_it(job, whole):
 def test_a_signal_in_the_first_grid_stops_before_the_first_step(job):
     ended = job.train(failpoint="sample.step:2:int", **SAMPLING)
     assert_stopped(job, ended, 130)
-    assert "before the next step" in ended.farewell
+    assert "before the next step" in ended.early_stop_message
     assert (job.steps(), job.log()) == ([], [])
 
 
@@ -172,6 +172,6 @@ def test_a_merge_that_is_stopped_leaves_nothing_behind(job, program, world, acti
     arguments = ["merge", str(world / "base.safetensors"), str(job.out / "lora.safetensors"), str(out)]
     ended = program(*arguments, failpoint=f"file.mid_write:3:{action}")
     assert ended.code == SIGNALS[action]
-    assert "stopped while merging; nothing was written" in ended.farewell
+    assert "stopped while merging; nothing was written" in ended.early_stop_message
     assert list(out.parent.iterdir()) == []
     assert program(*arguments).code == 0

@@ -13,7 +13,7 @@ from flame_train.adapters.attach import attach, attach_factors
 from flame_train.engine import capture, nn, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.nn.quantized import Storage
-from flame_train.quickstart.command import run as quickstart
+from flame_train.quickstart.first_run import run as quickstart
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ import pytest
 from flame_train.config.load import from_options
 from flame_train.engine import capture
 from flame_train.engine.mode import deterministic
+from flame_train.run.train.step_state import build_optimizer
 from flame_train.tools import bench
-from flame_train.training.optimizer import build_optimizer
 from flame_train.training.step import micro, update
 
 pytestmark = pytest.mark.gpu

@@ -41,7 +41,7 @@ from flame_train.engine.optim.update import FusedUpdate, ReferenceUpdate
 from flame_train.engine.random import Rng
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.optimizers import OPTIMIZERS
-from flame_train.training.optimizer import build_optimizer
+from flame_train.run.train.step_state import build_optimizer
 
 pytestmark = pytest.mark.gpu
 

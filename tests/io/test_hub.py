@@ -25,7 +25,7 @@ from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import to_kohya
 from flame_train.config.load import problems_in
 from flame_train.errors import ModelFileError
-from flame_train.io.hub import fetched, fetching, placed, read_of, resolve_checkpoint
+from flame_train.io.hub import fetch_path, fetching, path_of_setting, read_of, resolve_checkpoint
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.family import published_name
 from flame_train.models.sdxl.names import lora_family
@@ -230,7 +230,7 @@ def test_a_token_is_sent_to_the_hubs_own_host_alone(servers, monkeypatch, tmp_pa
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     if own:
         monkeypatch.setattr(ours, "_token", lambda: None)
-    ours._fetched.cache_clear()
+    ours._fetch_part.cache_clear()
     with fetching(), pytest.raises(ModelFileError) as caught:
         resolve_checkpoint("hf:owner/gated")
     assert {sent for _, sent in hub_server.heard} == {f"Bearer {TOKEN}" if own else None}
@@ -325,7 +325,7 @@ def store(monkeypatch, tmp_path):
         )
         monkeypatch.setattr(hf_api.api, "endpoint", endpoint)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        ours._fetched.cache_clear()
+        ours._fetch_part.cache_clear()
         ours._headers.cache_clear()
         yield server
         server.shutdown()
@@ -348,7 +348,7 @@ WEIGHT = {"a.weight": np.ones((300, 400), np.float32)}
 def test_headers_alone_come_where_they_are_all_that_is_asked(store, name, inner):
     put(store.folder, unet__model=WEIGHT)
     (store.folder / "unet" / "config.json").write_text('{"norm_eps": 1e-5}')
-    with fetching("headers"), SafetensorsFile(placed(FILES + name) / inner) as file:
+    with fetching("headers"), SafetensorsFile(path_of_setting(FILES + name) / inner) as file:
         assert file.shapes == {"a.weight": (300, 400)}
         assert file.metadata == {"made": "here"}
         assert np.isnan(file.read("a.weight")).all()
@@ -359,7 +359,7 @@ def test_headers_alone_come_where_they_are_all_that_is_asked(store, name, inner)
 
 def placed_headers(name):
     with fetching("headers"):
-        return placed(name)
+        return path_of_setting(name)
 
 
 def test_a_long_header_takes_a_second_request(store):
@@ -387,37 +387,37 @@ def test_a_hub_that_sends_no_parts_is_not_asked_for_all(store):
 def test_a_file_that_a_model_lacks_is_told(store, what):
     put(store.folder, model=WEIGHT)
     with fetching(what), pytest.raises(ModelFileError, match=r"other\.safetensors: neither"):
-        placed(FILES + "/other.safetensors")
+        path_of_setting(FILES + "/other.safetensors")
 
 
 def test_a_file_of_a_model_is_fetched_alone_and_kept(store):
     put(store.folder, model=WEIGHT, other=WEIGHT)
     (store.folder / "adapter_config.json").write_text("{}")
-    assert fetched(FILES + "/model.safetensors").read_bytes() == (store.folder / "model.safetensors").read_bytes()
+    assert fetch_path(FILES + "/model.safetensors").read_bytes() == (store.folder / "model.safetensors").read_bytes()
     assert sorted(store.heard) == ["adapter_config.json", "model.safetensors"]  # what is said of it beside it
-    assert placed(FILES + "/model.safetensors").is_file()  # without the network
+    assert path_of_setting(FILES + "/model.safetensors").is_file()  # without the network
     with pytest.raises(ModelFileError, match=r"hf download owner/small other\.safe"):
-        placed(FILES + "/other.safetensors")
+        path_of_setting(FILES + "/other.safetensors")
 
 
 def test_a_pipeline_of_which_a_part_was_fetched_is_not_taken_for_whole(store):
     put(store.folder, unet__model=WEIGHT, vae__model=WEIGHT)
     (store.folder / "model_index.json").write_text('{"unet": ["diffusers", "U"], "vae": ["diffusers", "V"]}')
-    assert fetched(FILES + "/vae").is_dir()
-    fetched(FILES + "/model_index.json")
+    assert fetch_path(FILES + "/vae").is_dir()
+    fetch_path(FILES + "/model_index.json")
     with pytest.raises(ModelFileError, match=r"hf download owner/small$"):
-        placed(FILES)
+        path_of_setting(FILES)
     put(store.folder, unet__model__fp16=WEIGHT)
     (store.folder / "unet" / "model" / "fp16.safetensors").rename(store.folder / "unet" / "model.fp16.safetensors")
-    ours._fetched.cache_clear()
-    whole = fetched(FILES)
+    ours._fetch_part.cache_clear()
+    whole = fetch_path(FILES)
     assert "model.fp16.safetensors" not in store.heard  # which is spared, so the repository is not all there
-    assert placed(FILES) == whole
+    assert path_of_setting(FILES) == whole
     (whole / "unet" / "model.safetensors.index.json").write_text(
         '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
     )
     with pytest.raises(ModelFileError, match=r"hf download owner/small$"):
-        placed(FILES)
+        path_of_setting(FILES)
 
 
 def test_a_dry_run_names_everything_on_the_hub_and_fetches_no_weights(store, tmp_path):

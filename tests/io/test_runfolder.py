@@ -21,8 +21,8 @@ import pytest
 
 from flame_train.disk import failpoint
 from flame_train.disk.atomic_write import write_atomically
-from flame_train.disk.files import is_temporary, make_folder, temporary_name
 from flame_train.disk.open_folder import OpenFolder
+from flame_train.disk.preflight import is_temporary, make_folder, temporary_name
 from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.runlog import LogFile

@@ -18,11 +18,11 @@ from flame_train.engine import nn, no_grad
 from flame_train.engine.shape_run import H100, shape_run
 from flame_train.errors import ConfigError, DeviceFault
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
-from flame_train.run.check.blocks import block_sizes, blocks_named, blocks_streamed, of_share
+from flame_train.run.check.adapted_layers import block_sizes, blocks_named, blocks_of_share, blocks_streamed
 from flame_train.run.check.check import storage_of
 from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.encoding import Encoding
-from flame_train.run.train.grids import load_preview
+from flame_train.run.train.sample_grids import load_preview
 from flame_train.tools import bench
 from flame_train.tools.bench.models import find, names
 from flame_train.training.step import batch_losses
@@ -192,14 +192,14 @@ def test_a_block_that_is_not_recomputed_has_no_weights_for_its_gradient() -> Non
 
 @pytest.mark.parametrize(("share", "names"), [(0.5, "ac"), (1.0, "abcd"), (0.01, "a")])
 def test_a_share_is_spread_over_the_network(share: float, names: str) -> None:
-    assert "".join(of_share(dict.fromkeys("abcd", 10), share)) == names
+    assert "".join(blocks_of_share(dict.fromkeys("abcd", 10), share)) == names
 
 
 @pytest.mark.parametrize("model", ["sdxl", "sd35-large", "flux-dev", "zimage"])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_a_share_is_one_of_all_weights(model: str, share: float) -> None:
     sizes = block_sizes(find(model)[1].network)
-    chosen = sum(sizes[name] for name in of_share(sizes, share))
+    chosen = sum(sizes[name] for name in blocks_of_share(sizes, share))
     assert share <= chosen / sum(sizes.values()) < share + max(sizes.values()) / sum(sizes.values())
 
 

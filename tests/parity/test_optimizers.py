@@ -14,7 +14,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import METRICS, Optimizer
 from flame_train.engine.shape_run import shape_run
 from flame_train.optimizers import OPTIMIZERS
-from flame_train.training.optimizer import build_optimizer
+from flame_train.run.train.step_state import build_optimizer
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]

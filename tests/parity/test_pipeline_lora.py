@@ -31,8 +31,7 @@ from flame_train.text_encoders.clip.tokenizer import SHIPPED, ClipTokenizer
 from flame_train.tools.lora_files import write_lora
 from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Session, StopRequest
 from tests.parity.test_diffusion import theirs as theirs_of_schedule
 from tests.tools.test_sample import PLAIN
 

@@ -23,12 +23,12 @@ from PIL import Image
 from flame_train import cli
 from flame_train.config.load import load
 from flame_train.models.registry import FAMILIES
-from flame_train.quickstart import command as quickstart
-from flame_train.quickstart.page import sampled
+from flame_train.quickstart import first_run as quickstart
+from flame_train.quickstart.page import grid_images
 from flame_train.run.check.check import check
 from flame_train.run.plan.plan import make_plan
 from flame_train.tools.init import template
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import StopRequest
 
 ROOT = Path(__file__).parents[2]
 
@@ -159,7 +159,7 @@ def drawn_in(folder):
     """The images of the first and the last grid, in the prompts' order."""
     lesson = FAMILIES["sdxl"].lesson
     grids = sorted((folder / "run" / "samples").glob("*.png"))
-    return ([shown.pixels for shown in sampled(path, (*lesson.prompts, *lesson.known_prompts))] for path in grids)
+    return ([shown.pixels for shown in grid_images(path, (*lesson.prompts, *lesson.known_prompts))] for path in grids)
 
 
 def _stands_in(sheet, column, pixels):

@@ -21,7 +21,7 @@ from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.run.check.check import check
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import Plan, make_plan
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import StopRequest
 from tests.recipes.bases import small_base
 
 pytestmark = pytest.mark.bytes

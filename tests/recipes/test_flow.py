@@ -37,9 +37,8 @@ from flame_train.run.encode.encode import encode
 from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.run.sampling.requests import with_defaults
-from flame_train.run.train.state import load_denoiser
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.run.train.step_state import load_denoiser
+from flame_train.training.session import Session, StopRequest
 
 Train = Callable[..., int]
 
@@ -190,7 +189,7 @@ def test_the_blocks_that_a_config_chooses_are_checkpointed(
         loaded.append(denoiser.network)
         return denoiser
 
-    monkeypatch.setattr("flame_train.run.train.state.load_denoiser", watched)
+    monkeypatch.setattr("flame_train.run.train.step_state.load_denoiser", watched)
     learnt = tmp_path / "run" / "it" / "checkpoints" / "step-000004" / "optimizer.safetensors"
     assert train("--dry-run") == 0
     assert "  0 of " in capsys.readouterr().out

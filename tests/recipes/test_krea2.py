@@ -125,7 +125,7 @@ def test_texts_that_take_much_room_are_told_before_they_are_encoded(
     for path in drawn.glob("*.txt"):
         path.write_text(f"{path.read_text().strip()}, drawn, small, round")
     monkeypatch.setattr("flame_train.run.encode.encode._MUCH", 0)
-    monkeypatch.setattr("flame_train.disk.files.free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("flame_train.disk.preflight.free_bytes", lambda folder: 1000)
     monkeypatch.setattr("flame_train.run.plan.start.preflight", lambda *args: None)
     given = [f"data.cache={tmp_path / 'cache'}", "captions.shuffle=true", "captions.variants=3", "train.steps=1"]
     assert train(*(word for setting in given for word in ("--set", setting))) != 0

@@ -15,9 +15,8 @@ from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.encode.encode import encode
 from flame_train.run.plan.plan import make_plan
-from flame_train.run.train.state import load_denoiser
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.run.train.step_state import load_denoiser
+from flame_train.training.session import Session, StopRequest
 from flame_train.training.validation import HeldOut, Validator
 
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket")

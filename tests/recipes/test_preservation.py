@@ -17,8 +17,7 @@ from flame_train.engine.shape_run import H100
 from flame_train.run.check.check import check
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Session, StopRequest
 from tests.recipes.test_losses_and_noise import lora, settings
 from tests.recipes.test_text_encoders import T5_TOKENS, losses, trained
 
@@ -85,9 +84,9 @@ def test_the_base_model_teaches_the_images_of_a_set(run: Run, drawn: Path) -> No
 def test_the_base_model_is_asked_for_its_samples_alone(run: Run, drawn: Path, tmp_path: Path) -> None:
     """Batches without such a sample have another signature, and no teacher's forward pass."""
     from flame_train.run.encode.encode import encode
-    from flame_train.run.train.state import loaded
-    from flame_train.run.train.train import _loader
-    from flame_train.training.batch import TAUGHT
+    from flame_train.run.train.step_state import load_networks
+    from flame_train.run.train.train_run import _loader
+    from flame_train.training.batch import BASE_IS_TARGET
 
     run("sdxl", "first", {}, 1)
     keys = sets(drawn, regularization_target="base") | {"data.batch_size": "1", "output.dir": str(tmp_path / "x")}
@@ -95,12 +94,12 @@ def test_the_base_model_is_asked_for_its_samples_alone(run: Run, drawn: Path, tm
     plan = make_plan(check(load_located(source, settings(keys)[1::2])), StopRequest())
     found = plan.encoding.keys(plan.everything, plan.prompts)
     encoded = encode(plan, found, Session("cpu"))
-    _, _, state = loaded(plan, Session("cpu"))
+    _, _, state = load_networks(plan, Session("cpu"))
     taught = []
     with _loader(plan, encoded, 0, state, "cpu") as loader:
         for number in range(plan.order.batches_per_epoch):
             index = plan.order.batch_at(number).indices[0]
-            taught.append((TAUGHT in loader.take().arrays, plan.samples.rows[index].set.taught))
+            taught.append((BASE_IS_TARGET in loader.take().arrays, plan.samples.rows[index].set.taught))
     assert all(found == wanted for found, wanted in taught)
     assert {wanted for _, wanted in taught} == {False, True}
 

@@ -13,8 +13,8 @@ from flame_train.run.check.check import check
 from flame_train.run.commands.describe import describe
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
-from flame_train.run.train.state import load_denoiser
-from flame_train.training.stop import StopRequest
+from flame_train.run.train.step_state import load_denoiser
+from flame_train.training.session import StopRequest
 
 
 @pytest.mark.parametrize(("marked", "given", "said"), [(True, "epsilon", "v"), (True, "v", ""), (False, "v", "")])

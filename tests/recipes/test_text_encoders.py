@@ -18,8 +18,7 @@ from flame_train.run.check.check import check
 from flame_train.run.encode.encode import encode
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import Plan, make_plan
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Session, StopRequest
 from tests.recipes.test_losses_and_noise import lora, settings
 
 pytestmark = pytest.mark.bytes
@@ -180,7 +179,7 @@ def test_texts_are_drawn_without_end_where_nothing_is_cached(plan_of: Callable[.
 def test_a_dropped_encoder_gives_zeros(plan_of: Callable[..., Plan]) -> None:
     from flame_train.engine import tensor
     from flame_train.engine.dtype import as_dtype
-    from flame_train.run.train.state import load_denoiser
+    from flame_train.run.train.step_state import load_denoiser
 
     plan = plan_of(trained("clip_l", "clip_g") | {"text_encoders.clip_g_dropout": "0.5"})
     keys = plan.encoding.keys(plan.everything, ())

@@ -16,8 +16,7 @@ from flame_train.models.registry import FAMILIES
 from flame_train.run.check.check import check
 from flame_train.run.encode.encode import Encoded, encode
 from flame_train.run.plan.plan import Plan, make_plan
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Session, StopRequest
 
 pytestmark = pytest.mark.bytes
 

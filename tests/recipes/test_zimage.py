@@ -23,7 +23,7 @@ from flame_train.models.zimage.names import lora_family
 from flame_train.run.check.check import check
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import StopRequest
 from tests.recipes.bases import arrays_of, below, check_continuation, first_loss, small_base, trainer
 
 FP8 = ml_dtypes.float8_e4m3fn

@@ -11,8 +11,7 @@ from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.plan.plan import make_plan
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Session, StopRequest
 
 
 def trained(small_config: Any, where: Any) -> dict[str, np.ndarray]:

@@ -10,12 +10,11 @@ import pytest
 from flame_train.config.render import resolved
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.check.check import check
-from flame_train.run.commands.dataset import report
+from flame_train.run.commands.dataset_report import report
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.finish.sd_scripts_metadata import as_sd_scripts
 from flame_train.run.plan.plan import make_plan
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Session, StopRequest
 
 WRITTEN = """
     adaptive_noise_scale base_model_version batch_size_per_device bucket_info bucket_no_upscale cache_latents

@@ -22,13 +22,12 @@ from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.memory import card
 from flame_train.run.memory.budget import OUTSIDE, SPARE, Candidates, Cards, fit_budget
-from flame_train.run.memory.card import CONTEXT, RESERVE, Card, chosen_before, limited, tell, within_budget
+from flame_train.run.memory.card import CONTEXT, RESERVE, Card, chosen_before, limit_pools, log_budget, within_budget
 from flame_train.run.memory.options import MEMORY_OPTIONS, allowed, given, value_of, with_settings
 from flame_train.run.memory.prediction import predicted_memory, steps_alone
 from flame_train.run.plan.plan import Plan, make_plan
-from flame_train.run.plan.start import preflighted, run_folder
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.run.plan.start import checkpoint_here, run_folder
+from flame_train.training.session import Session, StopRequest
 
 MIB = 2**20
 Configs = Callable[..., Config]
@@ -181,7 +180,7 @@ def test_the_limit_holds_inside_and_what_reaches_it_is_told(small_config: Config
         limits = []
 
         def work() -> None:
-            with limited("cuda", found):
+            with limit_pools("cuda", found):
                 limits.append(run.backend._pools.limit)
                 run.backend.malloc(2 << 30)
 
@@ -189,7 +188,7 @@ def test_the_limit_holds_inside_and_what_reaches_it_is_told(small_config: Config
             work()
         assert limits == [(2 << 30) - OUTSIDE]
         assert run.backend._pools.limit == 0
-        with limited("cuda", None):
+        with limit_pools("cuda", None):
             assert run.backend._pools.limit == 0
 
 
@@ -216,7 +215,7 @@ def test_a_continued_run_keeps_what_was_chosen(small_config: Configs) -> None:
     assert again is not None
     assert again.settings == chosen.settings
     assert again.budget == 40 << 30
-    kept = preflighted(again.plan, run_folder(again.plan))
+    kept = checkpoint_here(again.plan, run_folder(again.plan))
     assert kept is not None
     assert kept.step == 2
 
@@ -280,7 +279,7 @@ def test_what_was_chosen_is_told_with_the_lines_that_fix_it(
     found = within_budget(plan, Session("cuda"))
     assert found is not None
     with caplog.at_level("INFO"):
-        tell(found)
+        log_budget(found)
     for path, value in found.settings.items():
         assert value_of(found.plan.config, path) == value
         assert f"{path} = " in caplog.text

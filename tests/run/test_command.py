@@ -13,8 +13,7 @@ from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.memory.prediction import notice_memory, predicted_memory
 from flame_train.run.plan.plan import make_plan
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Session, StopRequest
 
 
 def test_an_epoch_beyond_all_memory_is_refused_by_the_plan(small_config):

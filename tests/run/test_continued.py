@@ -19,10 +19,9 @@ from flame_train.optimizers import OPTIMIZERS
 from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.plan.plan import make_plan
-from flame_train.training.optimizer import build_optimizer
+from flame_train.run.train.step_state import build_optimizer
 from flame_train.training.result import Sources, carry_over, checkpoint_files, earlier_updates, updates_done
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Session, StopRequest
 
 SHAPES = {"a.lora_down.weight": (4, 24), "a.lora_up.weight": (16, 4), "b.lora_down.weight": (4, 8)}
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageFilter
 from flame_train.config.render import resolved
 from flame_train.data.grid import contact_sheet, fingerprint, sharpness
 from flame_train.errors import OutputError
-from flame_train.run.commands.dataset import report
+from flame_train.run.commands.dataset_report import report
 
 NOISE = np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
 

@@ -21,7 +21,7 @@ from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.plan import make_plan
 from flame_train.run.sampling.draw import generate, generate_image, sampler_spec, uncropped
 from flame_train.run.sampling.requests import check_sampling, requests
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import StopRequest
 
 pytestmark = pytest.mark.bytes
 

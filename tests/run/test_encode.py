@@ -23,8 +23,7 @@ from flame_train.run.check.check import check
 from flame_train.run.encode.encode import Encoded, encode
 from flame_train.run.plan.encoding import ENCODED
 from flame_train.run.plan.plan import make_plan
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Session, StopRequest
 
 pytestmark = pytest.mark.bytes
 

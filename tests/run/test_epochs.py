@@ -15,7 +15,7 @@ from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train
 from flame_train.run.plan.plan import make_plan
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import StopRequest
 
 
 @pytest.fixture

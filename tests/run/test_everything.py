@@ -21,8 +21,7 @@ from flame_train.run.check.check import check
 from flame_train.run.commands.stages import train
 from flame_train.run.encode.encode import encode
 from flame_train.run.plan.plan import make_plan
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Session, StopRequest
 
 ROOT = Path(__file__).parents[2]
 

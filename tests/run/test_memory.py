@@ -25,7 +25,7 @@ from flame_train.models.common.family import Opening
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import FAMILIES
 from flame_train.networks.vae.vae import Vae
-from flame_train.run.check.blocks import blocks_named
+from flame_train.run.check.adapted_layers import blocks_named
 from flame_train.run.check.check import Checked
 from flame_train.run.memory.prediction import PredictedMemory, predicted_memory
 from flame_train.run.plan.plan import Plan

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.run.encode.pipeline import Pipeline
+from flame_train.run.encode.encoders import Pipeline
 
 
 class Work:

@@ -11,9 +11,9 @@ from PIL import Image
 from flame_train.disk.open_folder import FolderLost
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.commands.stages import train
-from flame_train.show import sheet
-from flame_train.show.images import cell_of
+from flame_train.show import thumbnails
 from flame_train.show.report import Report
+from flame_train.show.trained_images import cell_of
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_one_that_fails_costs_a_warning_and_no_bit(asked, tmp_path, monkeypatch,
         raise errors.pop()
 
     monkeypatch.setattr(Report, "make", fail)
-    monkeypatch.setattr(sheet, "sheet_of", fail)
+    monkeypatch.setattr(thumbnails, "sheet_of", fail)
     train(asked("failing"), [], "cpu", False)
     assert weights(tmp_path / "sound") == weights(tmp_path / "failing")
     assert not (tmp_path / "failing" / "report.html").exists()

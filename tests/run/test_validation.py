@@ -26,9 +26,8 @@ from flame_train.run.commands.stages import train
 from flame_train.run.encode.encode import encode
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
-from flame_train.run.train.state import loaded, make_validator
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
+from flame_train.run.train.step_state import load_networks, make_validator
+from flame_train.training.session import Session, StopRequest
 from flame_train.training.validation import EarlyStopping, HeldOut
 
 pytestmark = pytest.mark.bytes
@@ -173,7 +172,7 @@ def test_the_loss_before_training_is_the_same_whatever_the_run(asked):
         stop = StopRequest()
         keys = plan.encoding.keys(plan.everything, ())
         encoded = encode(plan, keys, Session("cpu", stop=stop))
-        _, _, state = loaded(plan, Session("cpu"))
+        _, _, state = load_networks(plan, Session("cpu"))
         offset = len(plan.samples.rows)
         rows = plan.held_out.rows
         images = HeldOut(

@@ -15,7 +15,7 @@ from flame_train.engine.shape_run import H100
 from flame_train.run.check.check import check
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import StopRequest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

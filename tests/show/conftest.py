@@ -19,10 +19,9 @@ from flame_train.config.load import load
 from flame_train.config.render import resolved
 from flame_train.data.grid import grid, png
 from flame_train.io.runfolder import RunFolder
-from flame_train.show.guard import HOST, Guard
 from flame_train.show.library import Library
 from flame_train.show.report import REPORT, Report
-from flame_train.show.serve import listening
+from flame_train.show.serve import HOST, Guard, listening
 
 PLANTED = "<script>window.planted = 1</script><img src=x onerror='window.planted = 1'> \" ' & </title></style>"
 """A text that a page must show as it is."""

@@ -18,16 +18,15 @@ from PIL import Image
 from flame_train.data.grid import grid, places
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.io.runfolder import RunFolder
-from flame_train.show.axes import axis
 from flame_train.show.charts import charts_of
 from flame_train.show.curves import Curve, LogCurves
 from flame_train.show.elements import html
-from flame_train.show.images import MOST, cell_of, images_of, with_losses, with_thumbnail
-from flame_train.show.run_reader import RunReader
+from flame_train.show.run_reader import RunReader, Setting, without_folders
 from flame_train.show.sections import summary
-from flame_train.show.settings import Setting, without_folders
-from flame_train.show.sheet import sheet_of
-from flame_train.training.meter import KEPT, Meter
+from flame_train.show.svg import axis
+from flame_train.show.thumbnails import sheet_of
+from flame_train.show.trained_images import MOST, cell_of, images_of, with_losses, with_thumbnail
+from flame_train.training.log import KEPT, Meter
 
 from .conftest import record
 

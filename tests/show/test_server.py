@@ -21,9 +21,8 @@ from PIL import Image
 from flame_train import cli
 from flame_train.data.grid import grid, png
 from flame_train.errors import ConfigError
-from flame_train.show.guard import Guard
 from flame_train.show.library import Library
-from flame_train.show.serve import listening
+from flame_train.show.serve import Guard, listening
 
 
 def ask(port, path, host=None, method="GET", headers=None):

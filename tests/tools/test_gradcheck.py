@@ -10,7 +10,7 @@ from flame_train import cli
 from flame_train.engine import functional
 from flame_train.engine.op import REGISTRY
 from flame_train.errors import ConfigError
-from flame_train.tools.gradcheck import run
+from flame_train.tools.check_gradients import run
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import safetensors.numpy
 
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.tools.convert import convert
+from flame_train.tools.convert_lora import convert
 from flame_train.tools.inspect import inspect_file, render
 from tests.tools.small_sdxl import base_tensors, golden, lora_tensors, write
 

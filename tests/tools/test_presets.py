@@ -14,8 +14,7 @@ from flame_train.config.load import load
 from flame_train.errors import ConfigError
 from flame_train.models.registry import FAMILIES
 from flame_train.run.commands.stages import train
-from flame_train.tools.init import template
-from flame_train.tools.presets import cards, names, preset, recipes
+from flame_train.tools.init import cards, names, preset, recipes, template
 
 FILLED = ("model.checkpoint=a", "data.path=b", "output.dir=c")
 

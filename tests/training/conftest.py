@@ -15,12 +15,11 @@ from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.runfolder import RunFolder
+from flame_train.run.train.step_state import build_optimizer
 from flame_train.training import loop
-from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import LoraWriter, Sources, restore
-from flame_train.training.session import SILENT, Callbacks, Session
+from flame_train.training.session import SILENT, Callbacks, Session, StopRequest
 from flame_train.training.step import State
-from flame_train.training.stop import StopRequest
 from tests.training.toy import NAMES, Feed, Toy, ToyDenoiser, log_of, sections
 
 

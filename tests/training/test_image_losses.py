@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from flame_train.training.image_losses import ImageLosses, merged
+from flame_train.training.image_losses import ImageLosses, merge_losses
 
 NAMES = tuple(f"{i}.png" for i in range(8))
 
@@ -75,13 +75,13 @@ def test_a_state_that_is_none_is_refused(raw):
 def test_parts_of_several_processes_make_one_and_stay_as_they_are():
     one, other = fed(seed=1), fed(seed=2)
     kept = one.state(), other.state()
-    both = merged([one, other])
+    both = merge_losses([one, other])
     assert (one.state(), other.state()) == kept
     assert sum(image.seen for image in both.images.values()) == sum(both.counts) == 2 * 400 * 4
     assert next(iter(relative(both))) == "3.png"
     for band, mean in enumerate(both.means):
         assert min(one.means[band], other.means[band]) <= mean <= max(one.means[band], other.means[band])
-    assert merged([one]).report(1) == one.report(1)
+    assert merge_losses([one]).report(1) == one.report(1)
 
 
 def test_the_log_gets_few_names_and_the_cost():

@@ -10,7 +10,7 @@ import pytest
 from flame_train.data.choices import Choices
 from flame_train.data.order import BatchSchedule, caption_dropped
 from flame_train.errors import DataError
-from flame_train.training.loader import Loader
+from flame_train.training.batch import Loader
 
 BUCKETS = [(64, 64), (64, 96), (64, 64), (64, 96), (64, 64)]
 NAMES = [f"{i}.png" for i in range(len(BUCKETS))]

@@ -15,8 +15,7 @@ from flame_train.io.safetensors import SafetensorsFile
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.training import loop
 from flame_train.training.gradient_norms import block_names
-from flame_train.training.session import Callbacks
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import Callbacks, StopRequest
 from tests.training.toy import Feed, log_of, steps_of
 
 pytestmark = pytest.mark.bytes

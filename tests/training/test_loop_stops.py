@@ -11,9 +11,9 @@ import pytest
 from flame_train.config import schema
 from flame_train.errors import DeviceFault, Interrupted
 from flame_train.io.runfolder import RunFolder
-from flame_train.run.train.grids import best_effort
+from flame_train.run.train.sample_grids import best_effort
 from flame_train.training import loop
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import StopRequest
 from tests.training.toy import Feed, log_of, steps_of
 
 

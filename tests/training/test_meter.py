@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.training.meter import REMEMBERED, Meter
+from flame_train.training.log import REMEMBERED, Meter
 
 
 def test_the_mean_is_exponential_and_goes_on_where_a_run_is_continued() -> None:

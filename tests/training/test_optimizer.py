@@ -10,7 +10,7 @@ import pytest
 from flame_train.config.updates import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.engine import Parameter
 from flame_train.engine.backend import get_backend
-from flame_train.training.optimizer import build_optimizer
+from flame_train.run.train.step_state import build_optimizer
 
 
 def built(parameters, optimizer=None, gradient=None, schedule=None, train=None):

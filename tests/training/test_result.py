@@ -25,8 +25,8 @@ from flame_train.models.sd3 import names as sd3
 from flame_train.models.sdxl.names import lora_family
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.run.finish.finish import lora_writer
-from flame_train.tools.families import require_lora
-from flame_train.training.optimizer import build_optimizer
+from flame_train.run.train.step_state import build_optimizer
+from flame_train.tools.lora_files import require_lora
 from flame_train.training.result import Sources, checkpoint_files
 
 RANK, ALPHA = 3, 5.0

@@ -17,9 +17,7 @@ import pytest
 from PIL import Image
 
 from flame_train.data.grid import grid, write_png
-from flame_train.training.tensorboard import TensorBoard
-from flame_train.training.trackers import Tracker, Trackers, curves, images_of
-from flame_train.training.weights_and_biases import WeightsAndBiases
+from flame_train.training.trackers import TensorBoard, Tracker, Trackers, WeightsAndBiases, curves, images_of
 
 
 def record(step: int, loss: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -156,7 +154,7 @@ _OFFLINE = """
 import sys, json
 from pathlib import Path
 from flame_train.training.trackers import Trackers
-from flame_train.training.weights_and_biases import WeightsAndBiases
+from flame_train.training.trackers import WeightsAndBiases
 folder, grid, records = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 config = {"format": 1, "model": {"checkpoint": "/home/somebody/base.safetensors"}, "train": {"steps": 8}}
 with Trackers({WeightsAndBiases: lambda: WeightsAndBiases(folder, "loras", config, "my-run")}) as trackers:

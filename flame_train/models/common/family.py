@@ -16,7 +16,7 @@ from flame_train.config.schema import Config, ModelSection, TextEncodersSection
 from flame_train.engine import nn
 from flame_train.errors import ConfigError
 from flame_train.families import FAMILY_TITLES
-from flame_train.io.hub import placed
+from flame_train.io.hub import path_of_setting
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
 from flame_train.models.common.model import Model
@@ -135,9 +135,9 @@ class Family(ABC):
         lacking = [key for component, key in named.items() if component not in parts and component not in own]
         if lacking:
             raise ConfigError("\n".join(no_network(opening.base, key) for key in lacking))
-        parts |= {component: self._alone(placed(path), component) for component, path in own.items()}
+        parts |= {component: self._alone(path_of_setting(path), component) for component, path in own.items()}
         if opening.model.training_adapter:
-            file = placed(opening.model.training_adapter)
+            file = path_of_setting(opening.model.training_adapter)
             parts[self.denoiser] = with_adapter(parts[self.denoiser], file, self._lora_names(file))
         return self.assemble(parts, opening)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.targets import LayerSettings
@@ -26,9 +26,7 @@ from flame_train.errors import ConfigError
 from flame_train.io.hub import resolve_checkpoint
 from flame_train.models.common.model import Model
 from flame_train.models.registry import Family, Opening, family_of
-from flame_train.run.check.adapter import adapted_layers, initial_lora
-from flame_train.run.check.blocks import blocks_named, blocks_streamed, text_share
-from flame_train.run.check.preview_model import opened_for_samples
+from flame_train.run.check.adapted_layers import adapted_layers, blocks_named, blocks_streamed, initial_lora, text_share
 from flame_train.run.sampling.requests import check_sampling, requests, with_defaults, with_prompts_of_file
 from flame_train.text_encoders.encoder import TextEncoder
 
@@ -82,23 +80,23 @@ class Checked:
 
 
 def _shows(config: Config) -> bool:
-    """Whether any image or prompt has control images."""
+    """Tells whether any image or prompt has control images."""
     prompts = (config.sample.control, *(prompt.control or () for prompt in config.sample.prompts))
-    return any(own.control for own in image_sets(config.data)) or any(prompts)
+    return any(image_set.control for image_set in image_sets(config.data)) or any(prompts)
 
 
 def _with_vision_encoders(model: Model, config: Config) -> Model:
-    """The model whose text encoders read control images, if they can.
+    """Returns the model whose text encoders read control images, if they can.
 
     Raises ConfigError where they run in each step, ModelFileError where their weights lack.
     """
-    found = model.with_images()
-    if config.text_encoders.cache == "off" and any(encoder.takes_images for encoder in found.text):
+    with_images = model.with_images()
+    if config.text_encoders.cache == "off" and any(encoder.takes_images for encoder in with_images.text):
         raise ConfigError(
             f'text_encoders.cache: expected "on" for {model.title} with control images, which its text encoder reads; '
             'got "off"'
         )
-    return found
+    return with_images
 
 
 def check(config_source: Config | ConfigWithSource, family: Family | None = None) -> Checked:
@@ -148,8 +146,8 @@ def check(config_source: Config | ConfigWithSource, family: Family | None = None
         if problem := sampling_model.sampler_problem(SAMPLERS.chosen(config.sample).name):
             raise ConfigError(f"sample.sampler: {problem}")
         if config.sample.repeats:
-            wanted = requests(config.sample, config.data.resolution, sampling_model)
-            check_sampling(wanted, config.model, config.loss, sampling_model)
+            images = requests(config.sample, config.data.resolution, sampling_model)
+            check_sampling(images, config.model, config.loss, sampling_model)
     with wrong:
         _check_control_sets(config.data, model)
     layers: dict[str, LayerSettings] = {}
@@ -159,8 +157,8 @@ def check(config_source: Config | ConfigWithSource, family: Family | None = None
         initial = initial_lora(config.lora, model, layers, config.text_encoders.train)
     with wrong:
         cached = config.text_encoders.cache != "off" and set(config.text_encoders.train) != set(family.encoders)
-        for own in image_sets(config.data, config.captions):
-            _check_captions(own.captions, cached)
+        for image_set in image_sets(config.data, config.captions):
+            _check_captions(image_set.captions, cached)
     blocks = streamed = frozenset[str]()
     offload = config.model.offload
     recomputes = config.gradient.checkpointing
@@ -175,27 +173,27 @@ def check(config_source: Config | ConfigWithSource, family: Family | None = None
 
 
 def storage_of(quantize: str, arithmetic: str) -> nn.Storage | None:
-    """How the engine stores a base: as `model.quantize` says, with products as `model.arithmetic` says."""
+    """Returns how the engine stores a base: as `model.quantize` says, with products as `model.arithmetic` says."""
     return None if quantize == "off" else nn.Storage(quantize, dynamic=arithmetic == quantize)
 
 
 def encoding_formats(config: Config) -> dict[str, str]:
-    """The number formats in which images and captions are encoded, by the keys that ask for them."""
+    """Returns the number formats in which images and captions are encoded, by the keys that ask for them."""
     text = config.text_encoders.precision
-    own = (
+    of_text = (
         {"train.precision": config.train.precision}
         if text in ("auto", *nn.FORMATS)
         else {"text_encoders.precision": text}
     )
-    return own | {"model.vae_precision": config.model.vae_precision}
+    return of_text | {"model.vae_precision": config.model.vae_precision}
 
 
 def _check_loss(loss: LossSection, model: Model, refused: Collection[str]) -> None:
     """Raises ConfigError for settings that do not fit the model, but for keys that its family `refused` already."""
     problems = model.loss_problems(loss, type(WEIGHTINGS.chosen(loss)), type(TIMESTEP_SAMPLINGS.chosen(loss)))
-    told = [f"{key}: {problem}" for key, problem in problems.items() if key not in refused]
-    if told:
-        raise ConfigError("\n".join(told))
+    lines = [f"{key}: {problem}" for key, problem in problems.items() if key not in refused]
+    if lines:
+        raise ConfigError("\n".join(lines))
 
 
 def _check_grid(step: int, model: Model) -> None:
@@ -205,9 +203,9 @@ def _check_grid(step: int, model: Model) -> None:
 
 
 def _check_places(config: Config) -> None:
-    """A run inside its own folder of images would read its sample grids as images. Hidden folders are never read."""
+    """Refuses a run inside its own folder of images: it would read its grids. Hidden folders are never read."""
     out = Path(config.output.dir).resolve()
-    for images in (own.folder.resolve() for own in image_sets(config.data)):
+    for images in (image_set.folder.resolve() for image_set in image_sets(config.data)):
         if out.is_relative_to(images) and not any(p.startswith(".") for p in out.relative_to(images).parts):
             raise ConfigError(
                 f"output.dir: {out} lies inside {'data.sets' if config.data.sets else 'data.path'}, where its sample "
@@ -216,13 +214,13 @@ def _check_places(config: Config) -> None:
 
 
 def _check_weights(data: DataSection) -> None:
-    trained = [own for own in data.sets if not own.validation]
-    if trained and not any(own.weight for own in trained):
+    trained = [image_set for image_set in data.sets if not image_set.validation]
+    if trained and not any(image_set.weight for image_set in trained):
         raise ConfigError("data.sets: expected a weight above 0 in a table, got weights that sum to 0")
 
 
 def _check_name(name: str) -> None:
-    """The name of the LoRA's file must be one on every system, and leave room for a step and an ending."""
+    """Refuses a name of the LoRA's file that is none on some system, or has no room for a step and an ending."""
     if name and (not _FILE_NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME):
         raise ConfigError(
             f"output.name: expected a file name without folder and ending, of at most {_LONGEST_NAME} bytes and with "
@@ -232,15 +230,67 @@ def _check_name(name: str) -> None:
 
 def _check_control_sets(data: DataSection, model: Model) -> None:
     """Raises ConfigError for control images beside the training images that the model does not take."""
-    for number, own in enumerate(image_sets(data), 1):
-        if said := model.controls.problem(len(own.control)):
-            raise ConfigError(f"data.sets: control of table {number}: {said}" if data.sets else f"data.control: {said}")
+    for number, image_set in enumerate(image_sets(data), 1):
+        if problem := model.controls.problem(len(image_set.control)):
+            raise ConfigError(
+                f"data.sets: control of table {number}: {problem}" if data.sets else f"data.control: {problem}"
+            )
 
 
 def _check_captions(captions: CaptionKeys, cached: bool) -> None:
-    """A pool of texts serves the cache alone."""
+    """Refuses a pool of texts, which serves the cache, where there is none."""
     if not cached and "variants" in captions.model_fields_set:
         raise ConfigError(
             "captions.variants: it says how many texts of an image are cached, and here each step draws a new one; "
             "remove it"
+        )
+
+
+_SHOWN = 3  # tensors that a message names
+
+
+def opened_for_samples(config: Config, family: Family, base: Model) -> Model:
+    """Returns the model that samples images: the base with the denoiser of `sample.model`, or the base itself.
+
+    It has the base's autoencoder and text encoders, and what its own name and folder say of steps, guidance and shift.
+
+    Raises:
+        ConfigError: a checkpoint of another family, or of other shapes.
+        ModelFileError: a file that cannot be read, or lacks the denoiser.
+    """
+    if not config.sample.model or not config.sample.repeats:
+        return base
+    place = resolve_checkpoint(config.sample.model)
+    other = family_of(place)
+    if other is not family:
+        raise ConfigError(
+            f"sample.model: expected a checkpoint of {family.title}, as model.checkpoint is, got one of {other.title}: "
+            f"{place}"
+        )
+    part = family.files.parts(place, [family.denoiser])[family.denoiser]
+    _check_alike(place, part.shapes, part.network, base)
+    parts = {base.vae.part.component: base.vae.part, family.denoiser: part}
+    parts |= {encoder.part.component: encoder.part for encoder in base.text}
+    section = config.model.model_copy(update={"checkpoint": config.sample.model, "training_adapter": ""})
+    return family.assemble(parts, Opening(place, section, config.text_encoders, config.data.max_tokens))
+
+
+def _check_alike(place: Path, shapes: Mapping[str, tuple[int, ...]], network: Any, base: Model) -> None:
+    """Raises ConfigError unless the denoisers have the same tensors and the same architecture.
+
+    What a distilled one has beside them is left out.
+    """
+    theirs = base.denoiser.shapes
+    shapes = {name: shape for name, shape in shapes.items() if not name.startswith(base.distilled_parts)}
+    other = [name for name in dict.fromkeys((*theirs, *shapes)) if theirs.get(name) != shapes.get(name)]
+    if other:
+        lines = [f"{name} {shapes.get(name, 'missing')}, not {theirs.get(name, 'there')}" for name in other[:_SHOWN]]
+        raise ConfigError(
+            f"sample.model: expected the tensors of model.checkpoint in {place}, got {len(other)} others: "
+            f"{'; '.join(lines)}"
+        )
+    if network.arch != base.network.arch:
+        raise ConfigError(
+            f"sample.model: expected the architecture of model.checkpoint in {place}, got another: {network.arch}, "
+            f"not {base.network.arch}"
         )

@@ -33,7 +33,7 @@ def describe(
     processes: int = 1,
     budget: FittedPlan | None = None,
 ) -> dict[str, Any]:
-    """The plan as numbers.
+    """Returns the plan as numbers.
 
     Args:
         plan: the plan.
@@ -97,18 +97,18 @@ def describe(
 
 
 def _masks(plan: Plan) -> dict[str, int]:
-    """How many images have a mask, and of those that should have one how many have none."""
-    asked = [row for row in plan.samples.rows if row.set.masks != "off"]
-    without = sum(mask is None or (mask.alpha and mask.blank == "white") for mask in (row.item.mask for row in asked))
-    return {"masks": len(asked) - without, "images_without_a_mask": without}
+    """Returns how many images have a mask, and of those that should have one how many have none."""
+    masked = [row for row in plan.samples.rows if row.set.masks != "off"]
+    without = sum(mask is None or (mask.alpha and mask.blank == "white") for mask in (row.item.mask for row in masked))
+    return {"masks": len(masked) - without, "images_without_a_mask": without}
 
 
 def _gib(size: float, digits: int = 2) -> float:
     return round(size / GIB, digits)
 
 
-def told(p: Mapping[str, Any]) -> str:
-    """The plan of `describe` for a reader, in groups; its last line says whether it fits."""
+def as_text(p: Mapping[str, Any]) -> str:
+    """Returns the plan of `describe` for a reader, in groups; its last line says whether it fits."""
     groups = {"Training": _training(p), "Images": _images(p), "Memory": _memory(p)}
     lines = []
     for title, rows in groups.items():
@@ -189,7 +189,7 @@ def _needed(p: Mapping[str, Any]) -> float:
 
 
 def verdict(p: Mapping[str, Any]) -> str:
-    """Whether the run fits, and which card is meant."""
+    """Tells whether the run fits, and which card is meant."""
     needed, card = f"{_needed(p):.2f} GiB", p["smallest_card_gb"]
     if p["memory_budget_gib"] is not None:
         return f"Fits memory.budget: it takes {needed} of {p['memory_budget_gib']:.2f} GiB."

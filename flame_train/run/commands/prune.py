@@ -12,7 +12,7 @@ from flame_train.errors import ConfigError, FlameError
 from flame_train.io.hub import fetching
 from flame_train.run.check.check import check
 from flame_train.run.plan.plan import Plan, make_plan
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import StopRequest
 
 from ..memory.options import encodings
 
@@ -48,27 +48,27 @@ def prune_cache(source: str, overrides: Sequence[str], configs: Path, dry_run: b
                     f"{error}"
                 ) from error
         cache = DiskCache(plan.encoding.folder)
-        kept, removed, size = 0, 0, 0
+        staying, removed, size = 0, 0, 0
         for key, nbytes in list(cache.entries()):
             if key in used:
-                kept += 1
+                staying += 1
                 continue
             removed, size = removed + 1, size + nbytes
             if not dry_run:
                 cache.remove(key)
             stop.check("while removing entries")
-        return {"kept": kept, "removed": removed, "bytes": size, "cache": str(cache.folder)}
+        return {"kept": staying, "removed": removed, "bytes": size, "cache": str(cache.folder)}
 
 
 def _files(folder: Path) -> list[Path]:
-    found = sorted(path for path in folder.glob("*") if path.suffix.lower() in _ENDINGS and path.is_file())
-    if not found:
+    files = sorted(path for path in folder.glob("*") if path.suffix.lower() in _ENDINGS and path.is_file())
+    if not files:
         raise ConfigError(f"{folder}: expected a folder of configs ({', '.join(_ENDINGS)}), got none there")
-    return found
+    return files
 
 
 def _entries(plan: Plan) -> Iterator[str]:
-    """The keys that a config's runs read, whatever their memory budget chooses."""
+    """Yields the keys that a config's runs read, whatever their memory budget chooses."""
     for way in encodings(plan):
         keys = way.cache_keys()
         yield from keys.captions.values()

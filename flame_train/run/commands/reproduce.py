@@ -24,7 +24,7 @@ from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.check.check import check
 from flame_train.run.finish.finish import lora_writer
 from flame_train.run.plan.plan import Plan, make_plan
-from flame_train.run.plan.start import preflighted, run_folder
+from flame_train.run.plan.start import checkpoint_here, run_folder
 from flame_train.training.result import formats, is_rounded
 from flame_train.training.session import Session
 
@@ -72,13 +72,13 @@ class Written:
             raise ModelFileError(
                 f"{path}: its {_CONFIG} is not what its {_CONFIG}_hash says; it was edited, so use the run's own file"
             )
-        told = json_tree(settings)
-        if not isinstance(told, dict) or not _STEPS.fullmatch(metadata.get("ss_steps", "0")):
+        tree = json_tree(settings)
+        if not isinstance(tree, dict) or not _STEPS.fullmatch(metadata.get("ss_steps", "0")):
             raise ModelFileError(
                 f"{path}: its {_CONFIG} or its ss_steps is not what flame-train writes; use the run's own file"
             )
         form = "diffusers" if metadata.get("format") == "pt" else "kohya"
-        return cls(path, metadata, told, form, _PRECISIONS.get(tags.pop(), "") if len(tags) == 1 else "")
+        return cls(path, metadata, tree, form, _PRECISIONS.get(tags.pop(), "") if len(tags) == 1 else "")
 
 
 def reproduce(
@@ -102,10 +102,10 @@ def reproduce(
         OutputError: the folder holds this run already, finished.
         ModelFileError: the file says too little, or the bytes came out otherwise, and how.
     """
-    written, given, session = Written.read(file), load_located(source, overrides), Session(device)
-    folder = output / Path(given.config.output.dir).name
-    moved = given.config.output.model_copy(update={"dir": str(folder)})
-    config_source = ConfigWithSource(given.config.model_copy(update={"output": moved}), given.layered)
+    written, read_config, session = Written.read(file), load_located(source, overrides), Session(device)
+    folder = output / Path(read_config.config.output.dir).name
+    moved = read_config.config.output.model_copy(update={"dir": str(folder)})
+    config_source = ConfigWithSource(read_config.config.model_copy(update={"output": moved}), read_config.layered)
     with session.stop, fetching("headers" if dry_run else "all"):
         if not dry_run:
             check_device(config_source.config, device)
@@ -113,21 +113,21 @@ def reproduce(
         refuse_differences(written, plan)
         if dry_run:
             return {"lora": str(file), "differences": 0, "steps": plan.config.train.steps}
-        found = preflighted(plan, run_folder(plan))
-        if found is not None and found.step >= plan.config.train.steps:
+        checkpoint = checkpoint_here(plan, run_folder(plan))
+        if checkpoint is not None and checkpoint.step >= plan.config.train.steps:
             raise OutputError(f"{folder}: holds the finished run already; remove it, or choose another --output")
         done = train_plan(plan, session)
-    made = Path(done["lora"] if written.form == formats(plan.config.output.format)[0] else done[f"lora_{written.form}"])
-    if (told := lora_difference(file, made)) is not None:
+    lora = Path(done["lora"] if written.form == formats(plan.config.output.format)[0] else done[f"lora_{written.form}"])
+    if (difference := lora_difference(file, lora)) is not None:
         raise ModelFileError(
-            f"{made}: was trained by the settings and the dataset of {file}, and is another: {told}. The same device, "
-            "libraries and base model give the same bytes"
+            f"{lora}: was trained by the settings and the dataset of {file}, and is another: {difference}. The same "
+            "device, libraries and base model give the same bytes"
         )
     return {
         "lora": str(file),
-        "reproduced": str(made),
+        "reproduced": str(lora),
         "steps": done["steps"],
-        "sha256": hashlib.sha256(made.read_bytes()).hexdigest(),
+        "sha256": hashlib.sha256(lora.read_bytes()).hexdigest(),
     }
 
 
@@ -147,23 +147,23 @@ def refuse_differences(written: Written, plan: Plan) -> None:
     ]
     rows = list({row[0]: row for row in rows if row[1] != row[2]}.values())
     if not rows:  # else they follow from the settings
-        told = {key: (written.metadata.get(key), value) for key, value in now.items() if key not in _OWN}
-        rows += [(key, was, value) for key, (was, value) in told.items() if was != value]
+        differing = {key: (written.metadata.get(key), value) for key, value in now.items() if key not in _OWN}
+        rows += [(key, was, value) for key, (was, value) in differing.items() if was != value]
     other_data = written.metadata[_DATASET] != now[_DATASET]
     data = f"its images or captions are not those of data.path: {c.data.path}"
     if rows:
-        shown = table([(path, _short(was), _short(value)) for path, was, value in rows], "the file")
+        listing = table([(path, _short(was), _short(value)) for path, was, value in rows], "the file")
         more = f"\n{data}" if other_data else ""
-        raise ConfigError(f"{written.path}: was trained with other settings than this config's:\n{shown}{more}")
+        raise ConfigError(f"{written.path}: was trained with other settings than this config's:\n{listing}{more}")
     if other_data:
         raise DataError(f"{written.path}: {data}; put back those it was trained on")
 
 
-def lora_difference(file: Path, made: Path) -> str | None:
-    """How two LoRA files differ; None if they have the same bytes."""
-    if file.read_bytes() == made.read_bytes():
+def lora_difference(file: Path, other: Path) -> str | None:
+    """Says how two LoRA files differ; None if they have the same bytes."""
+    if file.read_bytes() == other.read_bytes():
         return None
-    with SafetensorsFile(file) as a, SafetensorsFile(made) as b:
+    with SafetensorsFile(file) as a, SafetensorsFile(other) as b:
         if a.shapes != b.shapes:
             return "it has other tensors"
         far = {name: _distance(a.read(name), b.read(name)) for name in a.names}
@@ -176,7 +176,7 @@ def lora_difference(file: Path, made: Path) -> str | None:
 
 
 def _distance(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
-    """The norm of the difference as a share of that of `a`; above 0 wherever a bit differs."""
+    """Returns the norm of the difference as a share of that of `a`; above 0 wherever a bit differs."""
     if a.tobytes() == b.tobytes():
         return 0.0
     x, y = a.astype(np.float64), b.astype(np.float64)

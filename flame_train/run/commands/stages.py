@@ -15,6 +15,7 @@ from flame_train.config.keys import keys
 from flame_train.config.load import load_located
 from flame_train.config.located import ConfigWithSource, with_key_names
 from flame_train.config.schema import Config
+from flame_train.disk.preflight import user_cache
 from flame_train.distributed.group import ProcessGroup
 from flame_train.distributed.join import join
 from flame_train.distributed.watch import Watch, ending_together
@@ -24,8 +25,8 @@ from flame_train.engine.shape_run import gpu_of
 from flame_train.errors import ConfigError
 from flame_train.io.addresses import is_address
 from flame_train.io.digests import Digests
-from flame_train.io.foundrun import OtherSettings
 from flame_train.io.hub import fetching
+from flame_train.io.run_files import OtherSettings
 from flame_train.io.runstatus import mend_status
 from flame_train.models.registry import FAMILIES, Family
 from flame_train.run.check.check import encoding_formats, storage_of
@@ -33,23 +34,31 @@ from flame_train.run.encode.encode import encode
 from flame_train.run.finish.finish import report
 from flame_train.run.plan.encoding import could_cache
 from flame_train.run.plan.notices import notice_copies
-from flame_train.run.plan.plan import Plan, planned
+from flame_train.run.plan.plan import Plan, plan_run
 from flame_train.run.plan.ranks import (
     refuse_other_checkpoint,
     refuse_other_files,
     refuse_other_settings,
     split_micro_batches,
 )
-from flame_train.run.plan.sources import changed_images, file_rows, sources_of, write_record
-from flame_train.run.plan.start import Start, continued, preflighted, resume, run_folder, way_on
-from flame_train.run.train.remote_copy import mirrored
-from flame_train.run.train.train import train_run
+from flame_train.run.plan.start import (
+    Start,
+    changed_images,
+    checkpoint_here,
+    checkpoint_of_other_run,
+    continue_command,
+    file_rows,
+    resume,
+    run_folder,
+    sources_of,
+    write_record,
+)
+from flame_train.run.train.remote_copy import with_remote_copy
+from flame_train.run.train.train_run import train_run
 from flame_train.training.result import check_sources
-from flame_train.training.session import SILENT, Callbacks, Session
-from flame_train.training.stop import StopRequest
-from flame_train.user_cache import user_cache
+from flame_train.training.session import SILENT, Callbacks, Session, StopRequest
 
-from ..memory.card import limited, refuse_small_host, resolve_offload, tell, within_budget
+from ..memory.card import limit_pools, log_budget, refuse_small_host, resolve_offload, within_budget
 from ..memory.prediction import notice_memory, predict_ahead, predicted_memory
 from .describe import describe
 
@@ -106,11 +115,11 @@ def train(
 
 @contextmanager
 def _naming_the_way(file: str | None, overrides: Sequence[str], device: str, config: Config) -> Iterator[None]:
-    """Within, the refusal of a run with other settings ends with the command that goes on with them."""
+    """Adds the command that goes on with other settings to the refusal of a run."""
     try:
         yield
     except OtherSettings as refused:
-        refused.args = (f"{refused}{way_on(file, overrides, device, config)}",)
+        refused.args = (f"{refused}{continue_command(file, overrides, device, config)}",)
         raise
 
 
@@ -118,13 +127,13 @@ def _dry_run(config_source: ConfigWithSource, family: Family | None, session: Se
     """Checks and plans a run, and describes what was planned."""
     with session.stop, fetching("headers"):
         fetch_inputs(config_source.config, False, session.stop)
-        plan = planned(config_source, family, session.stop, session.group.world)
+        plan = plan_run(config_source, family, session.stop, session.group.world)
         budget = within_budget(plan, session, planning=True)
         card, processes = gpu_of(session.device), session.group.world
         plan = resolve_offload(plan if budget is None else budget.plan, card, processes)
         refuse_small_host(plan)
-        if preflighted(plan, run_folder(plan, session.group)) is None:
-            continued(plan)
+        if checkpoint_here(plan, run_folder(plan, session.group)) is None:
+            checkpoint_of_other_run(plan)
         memory = predicted_memory(plan, card, processes) if budget is None else budget.memory
         return describe(plan, memory, card, session.device, processes, budget) | {"files": file_rows(plan)}
 
@@ -140,7 +149,7 @@ def _train(
                 mend_status(Path(config.output.dir))
             check_device(config, device)
             fetch_inputs(config, True, session.stop)
-            plan = planned(config_source, family, session.stop, group.world)
+            plan = plan_run(config_source, family, session.stop, group.world)
         with group.barrier():
             budget = within_budget(plan, session)
         plan = plan if budget is None else budget.plan
@@ -148,22 +157,22 @@ def _train(
             plan = resolve_offload(plan, None if device == "cpu" else gpu_of(device), group.world)
             refuse_small_host(plan)
         if budget is not None and group.leads:
-            tell(budget)
-        with mirrored(plan, session, remote_wait) as session, limited(device, budget):
+            log_budget(budget)
+        with with_remote_copy(plan, session, remote_wait) as session, limit_pools(device, budget):
             return train_plan(plan, session)
 
 
-def fetch_inputs(config: Config, asked: bool, stop: StopRequest) -> None:
-    """Fetches every file and folder that an address names; with `asked` false it only looks whether all are there.
+def fetch_inputs(config: Config, bring: bool, stop: StopRequest) -> None:
+    """Fetches every file and folder that an address names; with `bring` false it only looks whether all are there.
 
     A signal ends it between parts. Raises RemoteError for what does not come, ConfigError for what is not there.
     """
     named = dict(_addresses(config))
     if not named:
         return
-    from flame_train.remote.inputs import fetch, is_kept
+    from flame_train.remote.fetch import fetch, is_kept
 
-    if not asked:
+    if not bring:
         missing = [f"{key}: {address} was not fetched yet" for address, key in named.items() if not is_kept(address)]
         if missing:
             raise ConfigError("\n".join(missing) + "\nonly a command that works with it fetches it: no --dry-run")
@@ -174,7 +183,7 @@ def fetch_inputs(config: Config, asked: bool, stop: StopRequest) -> None:
 
 
 def _addresses(config: Config) -> Iterator[tuple[str, str]]:
-    """Each address that the run reads from, with its key."""
+    """Yields each address that the run reads from, with its key."""
     for path, key in keys().items():
         value = getattr(getattr(config, key.section), key.name)
         for each in (value if isinstance(value, tuple) else [value]) if key.place else []:
@@ -186,7 +195,7 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def check_device(config: Config, device: str) -> None:
-    """A missing GPU, or one without a number format that is asked for, is an error before any file is read."""
+    """Refuses a missing GPU, or one without a number format that is asked for, before any file is read."""
     base = config.model
     check_formats(device, {"train.precision": config.train.precision, **encoding_formats(config)})
     if storage := storage_of(base.quantize, base.arithmetic):
@@ -200,7 +209,7 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
         if not dry_run:
             check_formats(device, encoding_formats(config_source.config))
         fetch_inputs(config_source.config, not dry_run, session.stop)
-        plan = planned(config_source, None, session.stop)
+        plan = plan_run(config_source, None, session.stop)
         budget = within_budget(plan, session, planning=dry_run)
         plan = plan if budget is None else budget.plan
         could_cache(plan.encoding.folder)
@@ -211,7 +220,7 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
         counts["bytes"] = plan.cache_bytes()
         if dry_run:
             return counts
-        with limited(device, budget):
+        with limit_pools(device, budget):
             cache = encode(plan, keys, session).cache
         return counts | {"encoded": cache.misses, "kept": cache.hits, "cache": str(cache.folder)}
 
@@ -224,36 +233,36 @@ def train_plan(plan: Plan, session: Session) -> dict[str, Any]:
     """
     device, group, folder = session.device, session.group, run_folder(plan, session.group)
     with group.barrier():
-        found = preflighted(plan, folder) if group.leads else None
-        if group.leads and found is None:
-            continued(plan)  # refused before files are hashed
+        checkpoint = checkpoint_here(plan, folder) if group.leads else None
+        if group.leads and checkpoint is None:
+            checkpoint_of_other_run(plan)  # refused before files are hashed
         with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
             memory = None if device == "cpu" else beside.submit(predict_ahead, plan, device, group.world)
             keys = plan.cache_keys()
             sources = sources_of(plan, keys)
-        if found is not None:
-            check_sources(found, sources, partial(changed_images, plan, keys, folder))
+        if checkpoint is not None:
+            check_sources(checkpoint, sources, partial(changed_images, plan, keys, folder))
     refuse_other_files(group, asdict(sources))
     with ExitStack() as opened:
         with group.barrier():
             if group.leads:
                 opened.enter_context(folder)
         with group.barrier():
-            found = resume(plan, keys, folder, sources) if group.leads else folder.inspect(leader=True)
-            before = continued(plan) if found is None else None
-        refuse_other_checkpoint(group, found or before)
+            checkpoint = resume(plan, keys, folder, sources) if group.leads else folder.inspect(leader=True)
+            before = checkpoint_of_other_run(plan) if checkpoint is None else None
+        refuse_other_checkpoint(group, checkpoint or before)
         with group.barrier():
-            plan = split_micro_batches(plan, found, group)
+            plan = split_micro_batches(plan, checkpoint, group)
             if group.leads:
                 write_record(plan, keys, folder)
-                if found is None:
-                    notice_copies(plan.order, sorted({own.batch_size for own in plan.samples.sets}))
+                if checkpoint is None:
+                    notice_copies(plan.order, sorted({image_set.batch_size for image_set in plan.samples.sets}))
                 if memory is not None:
                     notice_memory(memory.result, get_backend(device).memory().total)
         watch = opened.enter_context(Watch(group, folder.folder))
         with watch.telling():
             encoded = encode(plan, keys, session)
         with deterministic(plan.config.train.deterministic), watch.telling():
-            last = train_run(plan, encoded, folder, Start(found, before, sources), session)
+            last = train_run(plan, encoded, folder, Start(checkpoint, before, sources), session)
         with group.barrier():  # the others wait for the leading process, or it would miss their signs of life
             return report(folder, plan.config, plan.model.name, last or folder.last(), device) if group.leads else {}

@@ -18,7 +18,7 @@ from flame_train.data.images import remember
 from flame_train.data.samples import EncoderInput, Sample
 from flame_train.data.views import ViewedImage
 from flame_train.disk.failpoint import fail_point
-from flame_train.disk.files import make_folder, preflight, size
+from flame_train.disk.preflight import make_folder, preflight, size, user_cache
 from flame_train.distributed.group import ProcessGroup
 from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
@@ -29,15 +29,12 @@ from flame_train.models.common.control import by_name
 from flame_train.models.common.model import Example, encoder_outputs
 from flame_train.networks.fixed_batch import HostArrays
 from flame_train.progress import progress
-from flame_train.run.encode.encoders import cut, load_encoders
-from flame_train.run.encode.pipeline import Pipeline
+from flame_train.run.encode.encoders import Pipeline, cut, load_encoders
 from flame_train.run.plan.encoding import Encoding, Keys, named_for_cache
 from flame_train.run.plan.plan import Plan
 from flame_train.text_encoders.running import tokens_of
 from flame_train.training.batch import LOSS_WEIGHT
-from flame_train.training.session import Session
-from flame_train.training.stop import StopRequest
-from flame_train.user_cache import user_cache
+from flame_train.training.session import Session, StopRequest
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -62,7 +59,7 @@ class Encoded:
         return self.plan.encoding
 
     def example(self, index: int, choice: Choice = FIRST) -> Example:
-        """All arrays of one sample; with its caption dropped, those of the empty caption in its place.
+        """Returns all arrays of one sample; with its caption dropped, those of the empty caption in its place.
 
         The arrays of dropped text encoders are zeros. Raises `DataError` if they are not in the cache any more.
         """
@@ -83,11 +80,11 @@ class Encoded:
         }
 
     def shown(self, images: Sequence[ViewedImage]) -> Example:
-        """The arrays of a prompt's control images, which were among those to encode."""
+        """Returns the arrays of a prompt's control images, which were among those to encode."""
         return self._beside(images, [self.keys.shown[image] for image in images])
 
     def _beside(self, images: Sequence[ViewedImage], keys: Sequence[str]) -> Example:
-        """The arrays of control images, whose logarithms of variances nobody needs."""
+        """Returns the arrays of control images, whose logarithms of variances nobody needs."""
         read = (
             self._read(key, self.encoding.image_shapes(image.view.placement), shown(image.path))
             for image, key in zip(images, keys, strict=True)
@@ -95,7 +92,7 @@ class Encoded:
         return by_name(self.encoding.vae.seen(arrays["mean"]) for arrays in read)
 
     def _loss_weight(self, index: int, view: int) -> Example:
-        """The weights of a sample's errors, if any sample has some: its set's, times its mask's."""
+        """Returns the weights of a sample's errors, if any sample has some: its set's, times its mask's."""
         row = self.plan.everything.rows[index]
         shape = self.plan.everything.loss_weight_shape(self.encoding.vae.latent_shape(row.placement.bucket))
         if shape is None:
@@ -108,31 +105,32 @@ class Encoded:
         return {LOSS_WEIGHT: weights}
 
     def caption(self, text: str, images: Sequence[ViewedImage] = ()) -> Example:
-        """The arrays of a caption or prompt that was among those to encode, and the token ids of encoders that run.
+        """Returns the arrays of a caption or prompt that was among those to encode, and the token ids of encoders that
+        run.
 
         `images` are the control images that are shown with it.
         """
         return self._cached(text, images) | tokens_of(self.encoding.running, text)
 
     def further(self, text: str, images: Sequence[ViewedImage] = ()) -> Example:
-        """The arrays of a further caption of a sample, for which no encoder is dropped."""
+        """Returns the arrays of a further caption of a sample, for which no encoder is dropped."""
         return self._cached(text, images) | tokens_of(self.encoding.running, text, frozenset())
 
     def _cached(self, text: str, images: Sequence[ViewedImage]) -> Example:
-        """What the cache has of a text, if anything of texts is cached."""
+        """Returns what the cache has of a text, if anything of texts is cached."""
         if not self.encoding.text:
             return {}
         key = self.keys.captions[self.encoding.reading(text, images)]
-        return self._read(key, self.encoding.caption_shapes, _quoted(text))
+        return self._read(key, self.encoding.caption_shapes, _name_of_caption(text))
 
     def _read(self, key: str, shapes: Shapes, what: str) -> Example:
-        found = self.cache.get(key, shapes)
-        if found is None:
+        arrays = self.cache.get(key, shapes)
+        if arrays is None:
             raise DataError(
                 f"{self.cache.path(key)}: the cache entry of {what} vanished or was damaged since the run began; "
                 "start again to encode it once more and continue from the last checkpoint"
             )
-        return found
+        return arrays
 
 
 def encode(plan: Plan, keys: Keys, session: Session) -> Encoded:
@@ -151,7 +149,7 @@ def encode(plan: Plan, keys: Keys, session: Session) -> Encoded:
         with group.barrier():
             _fill(plan, keys, cache, session)
     if group.leads:
-        beside = {own.sha256: own.size for row in rows for own in row.item.controls if own.plain}
+        beside = {control.sha256: control.size for row in rows for control in row.item.controls if control.plain}
         remember(cache.folder, beside | {row.item.sha256: row.item.size for row in rows if row.item.plain})
     return Encoded(plan, keys, cache, encoder_outputs(plan.encoding.text))
 
@@ -194,17 +192,7 @@ def _fill(plan: Plan, keys: Keys, cache: DiskCache, session: Session) -> None:
 
 
 def _room(folder: Path, text: int, rest: int, texts: int) -> str:
-    """Says what the cache will take, and returns what to do where that is too much.
-
-    Args:
-        folder: where the cache lies.
-        text: bytes of captions that are to be encoded.
-        rest: bytes of images.
-        texts: of an image, at most.
-
-    Returns:
-        The end of an error's message.
-    """
+    """Says what the cache will take, and returns what to do where that is too much."""
     _LOG.info("cache: %s go into %s, captions are %s of it", size(text + rest), folder, size(text))
     remedy = "set data.cache to another disk"
     if texts == 1 or text < rest:
@@ -216,7 +204,7 @@ def _room(folder: Path, text: int, rest: int, texts: int) -> str:
 
 
 def _share(entries: Mapping[str, _T], group: ProcessGroup) -> dict[str, _T]:
-    """The entries that this process sees to. What others have encoded meanwhile does not change it."""
+    """Returns the entries that this process sees to. What others have encoded meanwhile does not change it."""
     keys = list(entries)
     return {keys[i]: entries[keys[i]] for i in group.share(len(keys))}
 
@@ -229,11 +217,11 @@ def _encode_captions(
     pipeline = Pipeline[str, Mapping[str, HostArrays]](
         lambda key: encoders.inputs(captions[key]),
         encoders.start,
-        lambda key, example: _keep(cache, key, _quoted(captions[key].text), encoding.kept(example)),
+        lambda key, example: _keep(cache, key, _name_of_caption(captions[key].text), encoding.kept(example)),
         get_backend(session.device).asynchronous,
     )
     with progress("encoding captions", len(keys)) as advance:
-        pipeline.run(cut(keys, encoders.at_once), _told(advance, session.stop))
+        pipeline.run(cut(keys, encoders.at_once), _advance(advance, session.stop))
 
 
 def _encode_images(encoding: Encoding, cache: DiskCache, images: Mapping[str, ViewedImage], session: Session) -> None:
@@ -249,7 +237,7 @@ def _encode_images(encoding: Encoding, cache: DiskCache, images: Mapping[str, Vi
         overlapped,
     )
     with progress("encoding images", len(images)) as advance:
-        pipeline.run(batches, _told(advance, session.stop))
+        pipeline.run(batches, _advance(advance, session.stop))
 
 
 def _places(keys: Sequence[Sequence[str]]) -> dict[str, _Place]:
@@ -268,18 +256,7 @@ def _control_places(keys: Keys) -> dict[str, _ControlPlace]:
 def _keep_masks(
     encoding: Encoding, rows: Sequence[Sample], cache: DiskCache, masks: Mapping[str, _Place], stop: StopRequest
 ) -> None:
-    """Caches masks at the size of latents.
-
-    Args:
-        encoding: says what size latents have.
-        rows: the images.
-        cache: where the arrays go.
-        masks: the sample and view of each missing entry, by key.
-        stop: raises Interrupted after a signal.
-
-    Raises:
-        DataError: masks are black all over, so nothing could be learnt; all of them are named.
-    """
+    """Caches masks at the size of latents."""
     black = []
     with progress("reading masks", len(masks)) as advance:
         for key, (index, view) in masks.items():
@@ -302,14 +279,14 @@ def _keep(cache: DiskCache, key: str, name: str, example: Example) -> None:
     cache.put(key, example)
 
 
-def _told(advance: Callable[[float], None], stop: StopRequest) -> Callable[[int], None]:
+def _advance(advance: Callable[[float], None], stop: StopRequest) -> Callable[[int], None]:
     """Tells the bar how many entries are done, and ends if that was asked for."""
-    said = 0
+    reported = 0
 
     def after(done: int) -> None:
-        nonlocal said
-        advance(done - said)
-        said = done
+        nonlocal reported
+        advance(done - reported)
+        reported = done
         stop.check("while encoding; what is done is kept; run the same command to continue")
 
     return after
@@ -318,7 +295,7 @@ def _told(advance: Callable[[float], None], stop: StopRequest) -> Callable[[int]
 def _missing(
     cache: DiskCache, entries: Mapping[str, _T], shapes_of: Callable[[_T], Shapes], stop: StopRequest
 ) -> dict[str, _T]:
-    """Those of `entries`, by key, that the cache has not, or not whole."""
+    """Returns those of `entries`, by key, that the cache has not, or not whole."""
     missing = {}
     for key, entry in entries.items():
         if not cache.has(key, shapes_of(entry)):
@@ -336,6 +313,6 @@ def _check_finite(name: str, example: Example) -> None:
         )
 
 
-def _quoted(caption: str) -> str:
-    """A caption in a message: its beginning, on one line."""
+def _name_of_caption(caption: str) -> str:
+    """Returns a caption in a message: its beginning, on one line."""
     return f"the caption {caption[:60]!r}"

@@ -1,10 +1,15 @@
-"""Loaded text encoders: captions and control images to the arrays that are cached."""
+"""Loaded text encoders, and the batches in which inputs go through a device: read and kept by threads meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -15,7 +20,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType
 from flame_train.models.common.model import Example
 from flame_train.networks.fixed_batch import FixedBatches, HostArrays
-from flame_train.run.check.blocks import text_blocks
+from flame_train.run.check.adapted_layers import text_blocks
 from flame_train.run.plan.encoding import Encoding
 from flame_train.text_encoders.encoder import TextEncoder
 
@@ -44,7 +49,7 @@ class CaptionEncoders:
         device: str,
     ) -> None:
         parts = [encoder.components(networks[encoder.part.component]) for encoder in encoders]
-        self.networks = {name: network for found in parts for name, network in found.items()}
+        self.networks = {name: network for components in parts for name, network in components.items()}
         self._encoders = tuple(encoders)
         self._batches = {e.key: _batches(e, networks[e.part.component], dtypes[e.key], device) for e in self._encoders}
         self._at_once = {e.key: e.at_once if get_backend(device).asynchronous else 1 for e in self._encoders}
@@ -57,31 +62,29 @@ class CaptionEncoders:
     def inputs(
         self, reading: EncoderInput, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
     ) -> dict[str, HostArrays]:
-        """What `start` takes of a caption and its images: the inputs of each encoder, by its key."""
+        """Returns what `start` takes of a caption and its images: the inputs of each encoder, by its key."""
         return {encoder.key: encoder.read(reading, pixels) for encoder in self._encoders}
 
     def start(self, captions: Sequence[Mapping[str, HostArrays]]) -> Callable[[], list[Example]]:
-        """Starts on captions; calling the result waits for the arrays of each, without padding that is
-        not kept, in the encoders' dtype.
-        """
+        """Starts on captions; calling the result waits for the arrays of each, without padding that is not kept."""
         waits: list[list[Callable[[], list[Example]]]] = []
         for encoder in self._encoders:
-            given = [caption[encoder.key] for caption in captions]
+            inputs = [caption[encoder.key] for caption in captions]
             batches, size = self._batches[encoder.key], self._at_once[encoder.key]
-            waits.append([batches.start(part) for part in cut(given, size)])
+            waits.append([batches.start(part) for part in cut(inputs, size)])
 
         def wait() -> list[Example]:
-            kept: list[Example] = [{} for _ in captions]
+            examples: list[Example] = [{} for _ in captions]
             for encoder, parts in zip(self._encoders, waits, strict=True):
-                made = [example for part in parts for example in part()]
-                for example, caption, arrays in zip(kept, captions, made, strict=True):
+                outputs = [example for part in parts for example in part()]
+                for example, caption, arrays in zip(examples, captions, outputs, strict=True):
                     example |= encoder.without_padding(caption[encoder.key], arrays)
-            return kept
+            return examples
 
         return wait
 
     def captions(self, read: Sequence[EncoderInput]) -> list[Example]:
-        """The conditioning arrays of captions."""
+        """Returns the conditioning arrays of captions."""
         return self.start([self.inputs(reading) for reading in read])()
 
 
@@ -93,3 +96,100 @@ def _batches(encoder: TextEncoder, network: nn.Module, dtype: DType, device: str
 def cut(keys: Sequence[_T], size: int) -> list[Sequence[_T]]:
     """Cuts a sequence into parts of `size`, the last of which may be shorter."""
     return [keys[i : i + size] for i in range(0, len(keys), size)]
+
+
+_Item = TypeVar("_Item")
+_Ready = TypeVar("_Ready")
+_THREADS = 8
+_AHEAD = 32  # items that are made ready before their turn, beside those of a batch: at most 12 MiB each
+_UNKEPT = 64  # results that wait to be written
+
+
+@dataclass(frozen=True, slots=True)
+class _Started(Generic[_Item]):
+    """A batch that the device works on."""
+
+    items: Sequence[_Item]
+    wait: Callable[[], list[Example]]
+
+
+class Pipeline(Generic[_Item, _Ready]):
+    """What is done with each item: made ready, computed in a batch, kept.
+
+    Attributes:
+        ready: reads an item, on a thread.
+        start: starts a batch of such on the device; calling the result waits for the arrays of each.
+        keep: writes an item's arrays: on a thread where the device works by itself, else in the order of the items.
+        overlapped: whether the device does.
+    """
+
+    def __init__(
+        self,
+        ready: Callable[[_Item], _Ready],
+        start: Callable[[Sequence[_Ready]], Callable[[], list[Example]]],
+        keep: Callable[[_Item, Example], None],
+        overlapped: bool,
+    ) -> None:
+        self._ready, self._start, self._keep, self._overlapped = ready, start, keep, overlapped
+        self._unkept = deque[Future[None]]()
+
+    def run(self, batches: Sequence[Sequence[_Item]], after: Callable[[int], None]) -> None:
+        """Runs all batches in their order. After each, `after` gets the number of finished items. It may raise.
+
+        Whatever ends it, what the device has given by then is kept. Raises what one of the functions does.
+        """
+        with _threads() as readers, _threads() as self._writers:
+            coming = self._read(batches, readers)
+            started: _Started[_Item] = _Started((), list)
+            done = 0
+            try:
+                for batch in batches:
+                    ready = self._taken(coming, len(batch), started)
+                    following = _Started(batch, self._start(ready))
+                    if self._overlapped:
+                        started, following = following, started
+                    done += self._finish(following)
+                    after(done)
+                after(done + self._finish(started))
+            finally:
+                while self._unkept:
+                    self._unkept.popleft().result()
+
+    def _taken(self, coming: Iterator[Future[_Ready]], count: int, started: _Started[_Item]) -> list[_Ready]:
+        """Returns the next items, read. If one cannot be, what was started before is still kept."""
+        try:
+            return [next(coming).result() for _ in range(count)]
+        except BaseException:
+            self._finish(started)
+            raise
+
+    def _read(self, batches: Sequence[Sequence[_Item]], readers: ThreadPoolExecutor) -> Iterator[Future[_Ready]]:
+        """Yields the items of all batches as they are read, always some ahead."""
+        waiting = deque[Future[_Ready]]()
+        ahead = _AHEAD + max(map(len, batches), default=0)
+        for item in (item for batch in batches for item in batch):
+            waiting.append(readers.submit(self._ready, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft()
+        yield from waiting
+
+    def _finish(self, started: _Started[_Item]) -> int:
+        """Keeps what a batch gave, once it has; how many items that were."""
+        for item, example in zip(started.items, started.wait(), strict=True):
+            if not self._overlapped:
+                self._keep(item, example)
+                continue
+            if len(self._unkept) == _UNKEPT:
+                self._unkept.popleft().result()
+            self._unkept.append(self._writers.submit(self._keep, item, example))
+        return len(started.items)
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """Starts threads that end with the block; what they have not begun by then is left."""
+    pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -22,7 +22,7 @@ from flame_train.families import family_data
 from flame_train.io.runfolder import RunFolder
 from flame_train.models.common.model import Model
 from flame_train.run.finish.sd_scripts_metadata import as_sd_scripts
-from flame_train.training.meter import REMEMBERED, Meter
+from flame_train.training.log import REMEMBERED, Meter
 from flame_train.training.result import LoraWriter, formats, standing_of
 from flame_train.training.validation import EarlyStopping
 from flame_train.version import __version__
@@ -35,7 +35,7 @@ _ENCODERS: Final = ("clip_l", "clip_g", "t5", "t5_vocabulary", "qwen3")
 
 
 def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples, batches: int) -> LoraWriter:
-    """The writer of the run's LoRA files. Equal runs give equal bytes: no time, no path.
+    """Returns the writer of the run's LoRA files. Equal runs give equal bytes: no time, no path.
 
     Args:
         config: the settings.
@@ -73,7 +73,7 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
 
 
 def dataset_hash(samples: Samples) -> str:
-    """Of every image's bytes and its caption, in their order; not of where they lie."""
+    """Hashes every image's bytes and its caption, in their order; not where they lie."""
     digest = hashlib.sha256()
     for item in (row.item for row in samples.rows):
         digest.update(item.sha256.encode())
@@ -83,7 +83,7 @@ def dataset_hash(samples: Samples) -> str:
 
 
 def _without_places(config: Config) -> dict[str, Any]:
-    """The settings the weights depend on, files and folders by their last name: where they lay is nobody's business."""
+    """Gives the settings the weights depend on, files and folders by their last name alone."""
     return {
         path: keys()[path].with_places(value, lambda place: Path(place).name)
         for path, value in decisive(config).items()
@@ -91,7 +91,7 @@ def _without_places(config: Config) -> dict[str, Any]:
 
 
 def report(folder: RunFolder, config: Config, family: str, last: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Where everything is and what to do next.
+    """Tells where everything is and what to do next.
 
     Args:
         folder: the finished run's.
@@ -119,7 +119,7 @@ def report(folder: RunFolder, config: Config, family: str, last: Mapping[str, An
 
 
 def for_reader(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The report of a finished run with figures of four digits, each loss with what it is of."""
+    """Returns the report of a finished run with figures of four digits, each loss with what it is of."""
     rows = dict(result)
     weighting = rows.pop("loss_weighting", "none")
     weighted = "" if weighting == "none" else f", weighted by {weighting}: it compares with no other loss"
@@ -132,7 +132,7 @@ def for_reader(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _next(config: Config, family: str, lora: Path, device: str) -> list[str]:
-    """What somebody does with a new LoRA, in the programs that load it."""
+    """Lists what somebody does with a new LoRA, in the programs that load it."""
     model, encoders, sample = config.model, config.text_encoders, config.sample
     first, side = (sample.prompts or (Prompt(),))[0], config.data.resolution
     negative = sample.negative if first.negative is None else first.negative
@@ -164,9 +164,9 @@ def _next(config: Config, family: str, lora: Path, device: str) -> list[str]:
 
 
 def _best(folder: RunFolder) -> dict[str, Any]:
-    """The step of the lowest validation loss, and the LoRA of that step; nothing of a run without validations."""
-    found = folder.inspect(leader=True)
-    standing = EarlyStopping.read(standing_of(found) if found is not None else None)
+    """Gives the step of the lowest validation loss, and the LoRA of that step; nothing of a run without validations."""
+    checkpoint = folder.inspect(leader=True)
+    standing = EarlyStopping.read(standing_of(checkpoint) if checkpoint is not None else None)
     if standing.loss is None:
         return {}
     return {"best": {"step": standing.step, "validation_loss": standing.loss, "lora": str(folder.best)}}

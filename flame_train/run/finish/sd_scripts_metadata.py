@@ -24,7 +24,7 @@ from flame_train.schedules import SCHEDULES
 
 
 def as_sd_scripts(config: Config, samples: Samples, batches: int, title: str) -> dict[str, str]:
-    """The `ss_*` keys of a run, but for those of the network itself.
+    """Returns the `ss_*` keys of a run, but for those of the network itself.
 
     Args:
         config: the settings.
@@ -106,14 +106,16 @@ _OF_SETS: dict[str, Callable[[DataSet], Any]] = {
 
 
 def _data(config: Config, samples: Samples) -> dict[str, Any]:
-    data, main = config.data, [own for own in samples.sets if not own.regularization]
-    found: dict[str, Any] = {"prior_loss_weight": 1.0}
+    data, main = config.data, [image_set for image_set in samples.sets if not image_set.regularization]
+    values: dict[str, Any] = {"prior_loss_weight": 1.0}
     for key, read in _OF_SETS.items():
-        given = [read(own) for own in samples.sets if own.regularization or key != "prior_loss_weight"]
-        if given and all(one == given[0] for one in given):
-            found[key] = given[0]
+        numbers = [
+            read(image_set) for image_set in samples.sets if image_set.regularization or key != "prior_loss_weight"
+        ]
+        if numbers and all(one == numbers[0] for one in numbers):
+            values[key] = numbers[0]
     return {
-        **found,
+        **values,
         "resolution": f"({data.resolution}, {data.resolution})",
         "max_token_length": data.max_tokens,
         "enable_bucket": True,
@@ -123,13 +125,15 @@ def _data(config: Config, samples: Samples) -> dict[str, Any]:
         "cache_latents": True,
         "bucket_info": json.dumps({"buckets": _buckets(samples.rows)}),
         "dataset_dirs": json.dumps(_folders(samples, main)),
-        "reg_dataset_dirs": json.dumps(_folders(samples, [own for own in samples.sets if own.regularization])),
+        "reg_dataset_dirs": json.dumps(
+            _folders(samples, [image_set for image_set in samples.sets if image_set.regularization])
+        ),
         "tag_frequency": _tag_frequency(samples),
     }
 
 
 def _buckets(rows: Sequence[Sample]) -> dict[str, dict[str, Any]]:
-    """Each bucket as [width, height], and how many images it has with their repeats."""
+    """Returns each bucket as [width, height], and how many images it has with their repeats."""
     counts = Counter[tuple[int, int]]()
     for row in rows:
         counts[row.placement.bucket] += row.repeats
@@ -140,17 +144,21 @@ def _buckets(rows: Sequence[Sample]) -> dict[str, dict[str, Any]]:
 
 
 def _folders(samples: Samples, sets: Sequence[DataSet]) -> dict[str, dict[str, int]]:
-    """By the folder's own name, how often its images are repeated and how many it has."""
-    found = {own.folder.name: {"n_repeats": own.repeats, "img_count": 0} for own in sets if not own.folder_repeats}
+    """Counts by the folder's own name how often its images are repeated and how many it has."""
+    folders = {
+        image_set.folder.name: {"n_repeats": image_set.repeats, "img_count": 0}
+        for image_set in sets
+        if not image_set.folder_repeats
+    }
     for row in samples.rows:
-        if any(row.set is own for own in sets):
-            folder = found.setdefault(_folder(row), {"n_repeats": row.repeats, "img_count": 0})
+        if any(row.set is image_set for image_set in sets):
+            folder = folders.setdefault(_folder(row), {"n_repeats": row.repeats, "img_count": 0})
             folder["img_count"] += 1
-    return found
+    return folders
 
 
 def _folder(row: Sample) -> str:
-    """The name of the folder that kohya would have as a set: N_name, where such folders have repeats of their own."""
+    """Names the folder that kohya would have as a set: N_name, where such folders have repeats of their own."""
     if row.set.folder_repeats:
         first, below, _ = row.item.key.partition("/")
         if below and re.match(r"\d+_", first):
@@ -159,12 +167,12 @@ def _folder(row: Sample) -> str:
 
 
 def _tag_frequency(samples: Samples) -> str:
-    """How often each tag, between commas of a caption, comes: {folder: {tag: count}} as JSON, the rarest left out."""
+    """Counts each tag, between commas of a caption: {folder: {tag: count}} as JSON, the rarest left out."""
     counts: dict[str, Counter[str]] = {}
     for row in samples.rows:
-        own = counts.setdefault(_folder(row), Counter())
-        own.update(tag.strip() for tag in row.item.caption.split(",") if tag.strip())
-    kept = {folder: own.most_common() for folder, own in counts.items()}
-    while len(text := json.dumps({f: dict(tags) for f, tags in kept.items()}).encode()) > MAX_METADATA_VALUE:
-        kept = {folder: tags[: len(tags) * 3 // 4] for folder, tags in kept.items()}
+        counter = counts.setdefault(_folder(row), Counter())
+        counter.update(tag.strip() for tag in row.item.caption.split(",") if tag.strip())
+    frequent = {folder: counter.most_common() for folder, counter in counts.items()}
+    while len(text := json.dumps({f: dict(tags) for f, tags in frequent.items()}).encode()) > MAX_METADATA_VALUE:
+        frequent = {folder: tags[: len(tags) * 3 // 4] for folder, tags in frequent.items()}
     return text.decode()

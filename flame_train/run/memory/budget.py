@@ -97,7 +97,7 @@ class FittedPlan:
 
 
 def fit_budget(plan: Plan, cards: Cards, budget: int) -> FittedPlan:
-    """The fastest settings that the config leaves open and whose run takes at most `budget` bytes.
+    """Returns the fastest settings that the config leaves open and whose run takes at most `budget` bytes.
 
     Raises ConfigError where none does, with the smallest peak that was found.
     """
@@ -107,11 +107,11 @@ def fit_budget(plan: Plan, cards: Cards, budget: int) -> FittedPlan:
     for each in [*candidates.ordered, candidates.least]:
         estimate = candidates.peak(each)
         if estimate < room or (each is candidates.least and tried is None and estimate <= pools):
-            found = _measure_run(plan, _merged(each), cards, budget)
-            if isinstance(found, FittedPlan):
-                return found
+            fitted = _measure_run(plan, _merged(each), cards, budget)
+            if isinstance(fitted, FittedPlan):
+                return fitted
             room = min(room, estimate)  # gaps between blocks cost others as much
-            tried = found if each is candidates.least else None
+            tried = fitted if each is candidates.least else None
     raise ConfigError(_refusal(plan, _merged(candidates.least), cards, budget, tried))
 
 
@@ -127,11 +127,11 @@ def _measure_run(plan: Plan, settings: Settings, cards: Cards, budget: int) -> F
 
 
 def refuse_if_beyond(plan: Plan, settings: Settings, cards: Cards, budget: int) -> FittedPlan:
-    """A continued run, with the `settings` that were chosen when it began. Raises ConfigError if it is too much."""
-    found = _measure_run(plan, settings, cards, budget)
-    if isinstance(found, FittedPlan):
-        return found
-    needed = _needed(with_settings(plan, settings), cards, found)
+    """Predicts a continued run, with the `settings` chosen when it began. Raises ConfigError if it is too much."""
+    fitted = _measure_run(plan, settings, cards, budget)
+    if isinstance(fitted, FittedPlan):
+        return fitted
+    needed = _needed(with_settings(plan, settings), cards, fitted)
     chosen = ", ".join(f"{path} = {toml_value(value)}" for path, value in settings.items()) or "no setting changed"
     raise ConfigError(
         f"memory.budget: the run in {plan.config.output.dir} was begun with {chosen}, and these decide its result. "
@@ -141,7 +141,7 @@ def refuse_if_beyond(plan: Plan, settings: Settings, cards: Cards, budget: int) 
 
 
 def pool_bytes(budget: int) -> int:
-    """Bytes of a budget that the plan gives to pools. Raises ConfigError if none are left."""
+    """Returns bytes of a budget that the plan gives to pools. Raises ConfigError if none are left."""
     pools = int((budget - OUTSIDE) * (1 - SPARE))
     if pools <= 0:
         raise ConfigError(
@@ -152,7 +152,7 @@ def pool_bytes(budget: int) -> int:
 
 
 def _needed(plan: Plan, cards: Cards, tried: PredictedMemory) -> int:
-    """A budget under which a plan runs that took the pools of `tried`: with another limit its gaps lie elsewhere."""
+    """Computes a budget under which a plan runs that took the pools of `tried`: its gaps lie elsewhere then."""
     for more in _MORE:
         budget = math.ceil((tried.pools * (1 + more) / (1 - SPARE) + OUTSIDE) / _STEP) * _STEP
         if isinstance(_measure_run(plan, {}, cards, budget), FittedPlan):
@@ -161,18 +161,7 @@ def _needed(plan: Plan, cards: Cards, tried: PredictedMemory) -> int:
 
 
 def _refusal(plan: Plan, least: Settings, cards: Cards, budget: int, tried: PredictedMemory | None) -> str:
-    """Why no settings fit, and what would.
-
-    Args:
-        plan: the plan of the run.
-        least: the settings that take the least memory.
-        cards: the cards.
-        budget: bytes that the run may take.
-        tried: what a rehearsal with `least` took; None: there was none yet.
-
-    Returns:
-        The message.
-    """
+    """Says why no settings fit, and what would."""
     cheapest = with_settings(plan, least)
     memory = tried or predicted_memory(cheapest, cards.gpu, cards.processes, pool_bytes(budget), grows=True)
     needed = _needed(cheapest, cards, memory)
@@ -208,23 +197,25 @@ class Candidates:
         """A value of each option: the fastest first, and of those as fast the one that changes least."""
         useful = [self._useful(option) for option in self.options]
         barred = self._barred(useful)
-        found = [each for each in itertools.product(*useful) if not any(pair <= _items(each) for pair in barred)]
-        return sorted(found, key=self._rank)
+        allowed_choices = [
+            each for each in itertools.product(*useful) if not any(pair <= _items(each) for pair in barred)
+        ]
+        return sorted(allowed_choices, key=self._rank)
 
     def _barred(self, useful: Sequence[Sequence[Settings]]) -> list[frozenset[tuple[str, object]]]:
-        """Pairs of values that break a rule: of an option, and of one of which it needs a value."""
-        found = []
+        """Returns pairs of values that break a rule: of an option, and of one of which it needs a value."""
+        barred = []
         for option, values in zip(self.options, useful, strict=True):
             for other, others in zip(self.options, useful, strict=True):
                 if set(other.keys) & set(option.needs):
                     pairs = itertools.product(values, others)
-                    found += [_items(pair) for pair in pairs if not allowed(self._plan, _merged(pair))]
-        return found
+                    barred += [_items(pair) for pair in pairs if not allowed(self._plan, _merged(pair))]
+        return barred
 
     def _rank(self, each: Combination) -> tuple[int, int, float]:
-        """By step time, of which predictions tell no less than `_TELLS`; then by how far the ladder was climbed."""
+        """Ranks by step time, of which predictions tell no less than `_TELLS`; then by the climb up the ladder."""
         seconds = self._estimate(Stage.STEP, each).seconds
-        climbed = sum(self._values[option].index(own) for option, own in zip(self.options, each, strict=True))
+        climbed = sum(self._values[option].index(value) for option, value in zip(self.options, each, strict=True))
         return round(math.log(seconds) / math.log(1 + _TELLS)), climbed, seconds
 
     @cached_property
@@ -233,28 +224,28 @@ class Candidates:
         return min(self.ordered, key=lambda each: (self.peak(each), len(self._changed(each))))
 
     def peak(self, each: Combination) -> float:
-        """Bytes that the pools should need. Sample images are decoded beside what a step holds."""
+        """Returns bytes that the pools should need. Sample images are decoded beside what a step holds."""
         captions, images, step, decoding = (self._estimate(stage, each) for stage in Stage)
         training = step.held + decoding.held + max(step.works, self._alone(Stage.STEP, {}).sampling, decoding.works)
         return max(captions.held + captions.works, images.held + images.works, training)
 
     def _useful(self, option: MemoryOption) -> list[Settings]:
-        """The values of an option of which each saves something in a stage, beside the config's own."""
+        """Returns the values of an option of which each saves something in a stage, beside the config's own."""
         first, *others = self._values[option]
         others = [value for value in others if allowed(self._plan, {**self._needs(option), **value})]
         if not others or not allowed(self._plan, self._needs(option)):
             return [first]
-        own = {stage: self._alone(stage, self._needs(option)).peak for stage in option.stages}
-        saving = [v for v in others if any(self._with(stage, option, v).peak < own[stage] for stage in option.stages)]
+        peaks = {stage: self._alone(stage, self._needs(option)).peak for stage in option.stages}
+        saving = [v for v in others if any(self._with(stage, option, v).peak < peaks[stage] for stage in option.stages)]
         return [first, *saving]
 
     def _needs(self, option: MemoryOption) -> Settings:
-        """What the option needs, as far as the config leaves it open."""
+        """Returns what the option needs, as far as the config leaves it open."""
         is_open = {key for one in self.options for key in one.keys}
         return {key: value for key, value in option.needs.items() if key in is_open}
 
     def _estimate(self, stage: Stage, each: Combination) -> _Estimate:
-        """A stage: each setting of those that change it changes what is held, what works and the time by a factor."""
+        """Estimates a stage: a setting that changes it changes what is held, what works and the time by a factor."""
         chosen = [(option, own) for option, own in zip(self.options, each, strict=True) if stage in option.stages]
         key = stage, _items([own for _, own in chosen])
         if key not in self._estimates:
@@ -268,7 +259,7 @@ class Candidates:
         return self._estimates[key]
 
     def _with(self, stage: Stage, option: MemoryOption, settings: Settings) -> Alone:
-        """A stage with one value of an option, and what that needs."""
+        """Returns a stage with one value of an option, and what that needs."""
         needs, last = self._needs(option), self._values[option][-1]
         if option.fractions is None or settings == last:
             return self._alone(stage, {**needs, **settings})
@@ -276,7 +267,7 @@ class Candidates:
         return self._alone(stage, needs).towards(self._alone(stage, {**needs, **last}), *way)
 
     def _alone(self, stage: Stage, settings: Settings) -> Alone:
-        """A stage with one setting changed."""
+        """Returns a stage with one setting changed."""
         key = stage, frozenset(self._changed([settings]).items())
         if key not in self._known:
             plan = with_settings(self._plan, settings)
@@ -284,14 +275,14 @@ class Candidates:
         return self._known[key]
 
     def _measure(self, values: Sequence[Settings]) -> None:
-        """A step with each value of a setting that a loaded network can change."""
+        """Measures a step with each value of a setting that a loaded network can change."""
         fitting = [one for one in values if allowed(self._plan, one)]
-        found = steps_alone([with_settings(self._plan, one) for one in fitting], *self._cards)
-        for settings, alone in zip(fitting, found, strict=True):
+        stages = steps_alone([with_settings(self._plan, one) for one in fitting], *self._cards)
+        for settings, alone in zip(fitting, stages, strict=True):
             self._known[Stage.STEP, frozenset(self._changed([settings]).items())] = alone
 
     def _changed(self, each: Sequence[Settings]) -> dict[str, object]:
-        """The settings that differ from the config's."""
+        """Returns the settings that differ from the config's."""
         return {path: value for path, value in _merged(each).items() if value != value_of(self._plan.config, path)}
 
 
@@ -309,7 +300,7 @@ class _Estimate(NamedTuple):
         return max(self.computing, self.copying)
 
     def changed(self, before: Alone, one: Alone) -> _Estimate:
-        """With one more setting, which changes `before` to `one`. Copies shrink with what they copy."""
+        """Adds one more setting, which changes `before` to `one`. Copies shrink with what they copy."""
         held, copying = self.held, self.copying
         if before.held:
             held *= one.held / before.held

@@ -16,11 +16,11 @@ from flame_train.engine.backend.host_memory import available
 from flame_train.engine.shape_run import H100, Gpu, gpu_of, shape_run
 from flame_train.errors import ConfigError, EnvironmentFault, OutOfMemory, is_out_of_memory
 from flame_train.io.json_values import toml_tree
-from flame_train.run.check.blocks import block_sizes, of_share
+from flame_train.run.check.adapted_layers import block_sizes, blocks_of_share
 from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.plan import Plan
-from flame_train.run.train.grids import load_preview
-from flame_train.run.train.state import load_denoiser
+from flame_train.run.train.sample_grids import load_preview
+from flame_train.run.train.step_state import load_denoiser
 from flame_train.training.session import Session
 
 from .budget import GIB, OUTSIDE, Cards, FittedPlan, fit_budget, refuse_if_beyond
@@ -48,7 +48,7 @@ class Card:
 
     @classmethod
     def of(cls, device: str) -> Card:
-        """This machine's; where there is none, one that is described, of which nobody else has anything."""
+        """Finds this machine's; where there is none, one that is described, of which nobody else has anything."""
         gpu = gpu_of(device)
         if not gpu.name:
             return cls(gpu, gpu.memory - CONTEXT)
@@ -62,55 +62,55 @@ class Card:
         """Bytes that other processes have, about."""
         return max(self.gpu.memory - CONTEXT - self.free, 0)
 
-    def budget(self, asked: str) -> int:
-        """The bytes of a budget. Raises ConfigError for more than the card has, or than is free."""
+    def budget(self, setting: str) -> int:
+        """Returns the bytes of a budget. Raises ConfigError for more than the card has, or than is free."""
         shared = self.others > _NOTED
-        if asked == AUTO:
-            found = self.free + CONTEXT - RESERVE
+        if setting == AUTO:
+            room = self.free + CONTEXT - RESERVE
             if shared:
                 _LOG.warning(
                     'memory.budget = "auto": other processes have %.1f of the card\'s %.1f GiB; this run takes at most '
                     "%.1f, and %.1f stay free",
-                    *(size / GIB for size in (self.others, self.gpu.memory, found, RESERVE)),
+                    *(size / GIB for size in (self.others, self.gpu.memory, room, RESERVE)),
                 )
-            return found
-        found = bytes_of(asked)
-        if found > self.gpu.memory:
+            return room
+        room = bytes_of(setting)
+        if room > self.gpu.memory:
             raise ConfigError(
-                f"memory.budget: expected at most the {self.gpu.memory / GIB:.2f} GiB of the card, got {asked}; "
+                f"memory.budget: expected at most the {self.gpu.memory / GIB:.2f} GiB of the card, got {setting}; "
                 '"auto" takes what is free'
             )
-        if shared and found > self.free + CONTEXT:
+        if shared and room > self.free + CONTEXT:
             raise ConfigError(
-                f"memory.budget: {asked} are not free: other processes have {self.others / GIB:.2f} of the card's "
+                f"memory.budget: {setting} are not free: other processes have {self.others / GIB:.2f} of the card's "
                 f'{self.gpu.memory / GIB:.2f} GiB; end them, or set "auto", which takes what is free'
             )
-        return found
+        return room
 
 
 def within_budget(plan: Plan, session: Session, *, planning: bool = False) -> FittedPlan | None:
-    """The plan with what was chosen for its budget; None where it has none.
+    """Returns the plan with what was chosen for its budget; None where it has none.
 
     Where it is only `planning`, "cpu" plans for a described card, as a machine without a GPU does. A run that is
     continued keeps what was chosen when it began. Raises ConfigError where no settings fit.
     """
-    asked = plan.config.memory.budget
-    if not asked:
+    setting = plan.config.memory.budget
+    if not setting:
         return None
     if session.device == "cpu" and not planning:
         raise ConfigError(
             "memory.budget: it limits a GPU's memory, and --device is cpu; remove it, or plan for a GPU by --dry-run"
         )
     card, group = Card.of(session.device), session.group
-    budget = min(map(int, map(json.loads, group.all_gather(json.dumps(card.budget(asked))))))
-    cards, kept = Cards(card.gpu, group.world), chosen_before(plan)
-    if kept is None:
+    budget = min(map(int, map(json.loads, group.all_gather(json.dumps(card.budget(setting))))))
+    cards, earlier = Cards(card.gpu, group.world), chosen_before(plan)
+    if earlier is None:
         return fit_budget(plan, cards, budget)
-    return refuse_if_beyond(plan, kept, cards, budget)
+    return refuse_if_beyond(plan, earlier, cards, budget)
 
 
 def chosen_before(plan: Plan) -> Settings | None:
-    """What the run in the plan's folder was begun with, of the settings that the config leaves open.
+    """Returns what the run in the plan's folder was begun with, of the settings that the config leaves open.
 
     None where there is no run, or it had no budget. What is no choice of the ladder is left to the comparison of
     configs, which refuses it.
@@ -122,13 +122,13 @@ def chosen_before(plan: Plan) -> Settings | None:
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for option in MEMORY_OPTIONS:
         if option.is_open(plan.config):
             values = option.values(plan.config)
             same = [v for v in values if all(_written(before, p) == value for p, value in v.items())]
-            found |= same[0] if same else values[0] if option.has_auto(plan.config) else {}
-    return found
+            settings |= same[0] if same else values[0] if option.has_auto(plan.config) else {}
+    return settings
 
 
 def _written(tree: dict[str, Any], path: str) -> Any:
@@ -138,35 +138,35 @@ def _written(tree: dict[str, Any], path: str) -> Any:
 
 
 @contextmanager
-def limited(device: str, found: FittedPlan | None) -> Iterator[None]:
-    """Inside, the device's pools give no more than the budget leaves them. Raises OutOfMemory where that is reached."""
-    if found is None:
+def limit_pools(device: str, fitted: FittedPlan | None) -> Iterator[None]:
+    """Limits the device's pools to what the budget leaves them. Raises OutOfMemory where that is reached."""
+    if fitted is None:
         yield
         return
     backend = get_backend(device)
-    backend.limit_memory(found.budget - OUTSIDE)
+    backend.limit_memory(fitted.budget - OUTSIDE)
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemory(
-            f"the run reached its memory.budget of {found.budget / GIB:.2f} GiB, of which {found.peak / GIB:.2f} were "
-            f'predicted: {error}; raise it, or set gradient.checkpointing = "full"'
+            f"the run reached its memory.budget of {fitted.budget / GIB:.2f} GiB, of which {fitted.peak / GIB:.2f} "
+            f'were predicted: {error}; raise it, or set gradient.checkpointing = "full"'
         ) from error
     finally:
         backend.limit_memory(0)
 
 
-def tell(found: FittedPlan) -> None:
+def log_budget(fitted: FittedPlan) -> None:
     """Says what was chosen, what it takes, and the lines of a config that fix it."""
-    chosen = ", ".join(found.lines) or "the config as it is"
+    chosen = ", ".join(fitted.lines) or "the config as it is"
     _LOG.info(
         "memory.budget of %.2f GiB: %s; predicted: %.2f GiB, the CUDA context included, and %.0f ms a step",
-        found.budget / GIB,
+        fitted.budget / GIB,
         chosen,
-        found.peak / GIB,
-        found.memory.seconds * 1e3,
+        fitted.peak / GIB,
+        fitted.memory.seconds * 1e3,
     )
 
 
@@ -175,12 +175,12 @@ _STEP = 1 / 16  # by which a share is raised until a run fits
 
 
 def resolve_offload(plan: Plan, gpu: Gpu | None, processes: int = 1) -> Plan:
-    """The plan with the blocks that "auto" streams on a GPU: as few as fit its memory. On the CPU it streams none."""
+    """Decides which blocks "auto" streams on a GPU: as few as fit its memory. On the CPU it streams none."""
     if plan.config.model.offload != "auto" or gpu is None:
         return plan
 
     def streaming(share: float) -> Plan:
-        names = of_share({n: s for n, s in sizes.items() if n in plan.checked.checkpointed}, share)
+        names = blocks_of_share({n: s for n, s in sizes.items() if n in plan.checked.checkpointed}, share)
         return replace(plan, checked=replace(plan.checked, streamed=frozenset(names), streamed_text=text))
 
     def predicted(share: float) -> PredictedMemory:
@@ -203,17 +203,17 @@ def refuse_small_host(plan: Plan) -> None:
     if not plan.checked.streamed and not text and preview is plan.model:
         return
     with shape_run(H100) as run:
-        kept: list[object] = [load_encoders(plan.encoding, "cuda")] if text else []
+        loaded_parts: list[object] = [load_encoders(plan.encoding, "cuda")] if text else []
         encoders = run.host_bytes
-        kept.clear()
-        kept.append(denoiser := load_denoiser(plan, "cuda"))
+        loaded_parts.clear()
+        loaded_parts.append(denoiser := load_denoiser(plan, "cuda"))
         if preview is not plan.model:
-            kept.append(load_preview(preview, plan.config, denoiser, "cuda"))
+            loaded_parts.append(load_preview(preview, plan.config, denoiser, "cuda"))
         needed = max(encoders, run.host_bytes)
     room = available()
     if needed > room:
-        wanted, free = (f"{n / 2**30:.2f} GiB" for n in (needed, room))
+        needed_gib, free = (f"{n / 2**30:.2f} GiB" for n in (needed, room))
         raise OutOfMemory(
-            f"{wanted} of weights are to wait in host memory, which has {free} free; lower model.offload, remove "
+            f"{needed_gib} of weights are to wait in host memory, which has {free} free; lower model.offload, remove "
             "sample.model, or store the weights in 8 bits by model.quantize"
         )

@@ -17,7 +17,7 @@ from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.errors import ConfigError
 from flame_train.networks.streaming import BUFFERS
-from flame_train.run.check.blocks import block_sizes, blocks_named, blocks_streamed, text_share
+from flame_train.run.check.adapted_layers import block_sizes, blocks_named, blocks_streamed, text_share
 from flame_train.run.plan.plan import Plan
 
 Settings = Mapping[str, Any]
@@ -56,34 +56,34 @@ class MemoryOption:
     """How far a value lies between the first and the last, which alone are measured: in memory, and in copies."""
 
     def is_open(self, config: Config) -> bool:
-        """Whether the config leaves it to the plan."""
+        """Tells whether the config leaves it to the plan."""
         return self.has_auto(config) or not any(given(config, key) for key in self.asked or self.keys)
 
     def has_auto(self, config: Config) -> bool:
-        """Whether the config says "auto", and the plan has other values for it."""
+        """Tells whether the config says "auto", and the plan has other values for it."""
         values = self.values(config)
         return any(value_of(config, key) == "auto" != values[0][key] for key in self.keys)
 
 
 def _one_of(key: str, *values: str | int, stages: set[Stage], live: bool = False) -> MemoryOption:
-    """A key with values that save more and more; the first is its default."""
+    """Returns a key with values that save more and more; the first is its default."""
     return MemoryOption((key,), frozenset(stages), lambda _: [{key: value} for value in values], live=live)
 
 
 def _micro_batches(config: Config) -> list[Settings]:
-    """The batch in one, two, four ... micro-batches of an update, while it can be halved. Its images stay the same."""
-    found: list[Settings] = []
+    """Cuts the batch into one, two, four ... micro-batches of an update, while it can be halved."""
+    settings: list[Settings] = []
     size, parts = config.data.batch_size, config.gradient.accumulation
-    own = any("batch_size" in one.model_fields_set for one in config.data.sets)
+    of_sets = any("batch_size" in one.model_fields_set for one in config.data.sets)
     while True:
-        found.append({"data.batch_size": size, "gradient.accumulation": parts})
-        if size % 2 or own:
-            return found
+        settings.append({"data.batch_size": size, "gradient.accumulation": parts})
+        if size % 2 or of_sets:
+            return settings
         size, parts = size // 2, parts * 2
 
 
 def _streamed(plan: Plan, settings: Settings) -> tuple[float, float]:
-    """Of a share of the blocks: less memory is saved than copies cost, for the buffers of copies stay the same."""
+    """Estimates a share of the blocks: less memory is saved than copies cost, for their buffers stay the same."""
     share = settings["model.offload"]
     if share == "off":
         return 0.0, 0.0
@@ -116,19 +116,19 @@ MEMORY_OPTIONS: Final = (
 
 
 def given(config: Config, path: str) -> bool:
-    """Whether the user wrote the key, be it with its default."""
+    """Tells whether the user wrote the key, be it with its default."""
     section, name = path.split(".")
     return name in getattr(config, section).model_fields_set
 
 
 def value_of(config: Config, path: str) -> Any:
-    """The value of a key."""
+    """Returns the value of a key."""
     section, name = path.split(".")
     return getattr(getattr(config, section), name)
 
 
 def with_settings(plan: Plan, settings: Settings) -> Plan:
-    """The plan with these settings. Raises ConfigError where one of them does not fit another."""
+    """Returns the plan with these settings. Raises ConfigError where one of them does not fit another."""
     old, config = plan.config, plan.config
     for path, value in settings.items():
         section, name = path.split(".")
@@ -149,14 +149,14 @@ def with_settings(plan: Plan, settings: Settings) -> Plan:
 
 
 def _in_batches(samples: Samples, size: int) -> Samples:
-    """The samples in batches of another size."""
-    sets = {id(own): own.model_copy(update={"batch_size": size}) for own in samples.sets}
+    """Returns the samples in batches of another size."""
+    sets = {id(image_set): image_set.model_copy(update={"batch_size": size}) for image_set in samples.sets}
     rows = tuple(replace(row, set=sets[id(row.set)]) for row in samples.rows)
     return Samples(tuple(sets.values()), rows, samples.notices)
 
 
 def encodings(plan: Plan) -> Iterator[Plan]:
-    """The plan with each way to encode that its budget may choose; without a budget the plan alone."""
+    """Yields the plan with each way to encode that its budget may choose; without a budget the plan alone."""
     decisive = {Stage.CAPTIONS, Stage.IMAGES} if plan.config.memory.budget else set()
     options = [
         one for one in MEMORY_OPTIONS if one.stages & decisive and not one.fractions and one.is_open(plan.config)
@@ -166,7 +166,7 @@ def encodings(plan: Plan) -> Iterator[Plan]:
 
 
 def allowed(plan: Plan, settings: Settings) -> bool:
-    """Whether these settings fit each other, and break no rule between keys that the config does not break already."""
+    """Tells whether settings fit each other, and break no rule between keys that the config does not break."""
     try:
         changed = with_settings(plan, settings)
     except ConfigError:

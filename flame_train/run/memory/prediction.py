@@ -31,10 +31,10 @@ from flame_train.networks.vae.autoencoder import LoadedVae
 from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.plan import Plan
 from flame_train.run.sampling.draw import blank
-from flame_train.run.train.grids import grid_sampler
-from flame_train.run.train.state import loaded, make_validator, set_checkpointing
+from flame_train.run.train.sample_grids import grid_sampler
+from flame_train.run.train.step_state import load_networks, make_validator, set_checkpointing
 from flame_train.text_encoders.running import tokens_of
-from flame_train.training.batch import LOSS_WEIGHT, TAUGHT, Batch, HostBatch, sender
+from flame_train.training.batch import BASE_IS_TARGET, LOSS_WEIGHT, Batch, HostBatch, sender
 from flame_train.training.session import Session
 from flame_train.training.step import State, micro, reduce, update
 from flame_train.training.validation import HeldOut
@@ -69,7 +69,7 @@ class PredictedMemory:
 
 
 def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1, limit: int = 0, grows: bool = False) -> PredictedMemory:
-    """The memory that a run will take on a GPU.
+    """Returns the memory that a run will take on a GPU.
 
     Args:
         plan: the plan of the run.
@@ -132,7 +132,7 @@ class Alone:
         return self.peak - self.held
 
     def towards(self, other: Alone, of_held: float, of_copies: float) -> Alone:
-        """What lies between this stage and `other`: so much of the way in memory, and in copies and time."""
+        """Returns what lies between this stage and `other`: so much of the way in memory, and in copies and time."""
 
         def between(a: float, b: float, share: float) -> float:
             return a + (b - a) * share
@@ -147,10 +147,10 @@ class Alone:
 
 
 def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alone]:
-    """A step of each plan, run once, eagerly, and its sampling. The plans differ in checkpointing alone."""
-    plan, found = plans[0], list[Alone]()
+    """Returns a step of each plan, run once, eagerly, and its sampling. The plans differ in checkpointing alone."""
+    plan, stages = plans[0], list[Alone]()
     with shape_run(gpu) as run, deterministic(plan.config.train.deterministic):
-        denoiser, attached, state = loaded(plan, Session(_DEVICE, simulated_group(processes)))
+        denoiser, attached, state = load_networks(plan, Session(_DEVICE, simulated_group(processes)))
         sampled = _grid_sampler(plan, denoiser, attached, _Undecoded(plan.checked.sample_model.vae.network, _DEVICE))
         held, host = run.live_bytes, _batch(plan, _largest(plan.samples))
         batch = Batch(host, get_backend(_DEVICE), state.dtype, telling=plan.config.log.images_every > 0)
@@ -159,11 +159,11 @@ def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alo
             run.backend.empty_cache()
             run.backend.reset_peak()
             work = _work_of(plan, run, lambda: micro(state, batch), lambda: update(state))
-            found.append(Alone(held, run.peak_bytes, *work.parts(gpu)))
+            stages.append(Alone(held, run.peak_bytes, *work.parts(gpu)))
         run.backend.empty_cache()
         run.backend.reset_peak()
         _sample_grid(sampled, state)
-        return [replace(alone, sampling=run.peak_bytes - held) for alone in found]
+        return [replace(alone, sampling=run.peak_bytes - held) for alone in stages]
 
 
 class _Undecoded(LoadedVae):
@@ -174,7 +174,7 @@ class _Undecoded(LoadedVae):
 
 
 def decoding_alone(plan: Plan, gpu: Gpu, processes: int = 1) -> Alone:
-    """Decoding the largest image of a grid; nothing where none is wanted."""
+    """Runs decoding of the largest image of a grid; nothing where none is wanted."""
     if not plan.requests:
         return Alone(0, 0)
     c, model = plan.config.model, plan.checked.sample_model
@@ -187,16 +187,16 @@ def decoding_alone(plan: Plan, gpu: Gpu, processes: int = 1) -> Alone:
 
 
 def encoding_alone(encode: Callable[[Plan], object], plan: Plan, gpu: Gpu, processes: int = 1) -> Alone:
-    """Encoding captions or images."""
+    """Runs encoding of captions or images."""
     with shape_run(gpu) as run:
         encode(plan)
         return Alone(0, run.peak_bytes)
 
 
 def _pixels(sample: Sample) -> tuple[int, Size]:
-    """By which the sample with the largest batch is found, control images included."""
+    """Gives the key by which the sample with the largest batch is found, control images included."""
     bucket = sample.placement.bucket
-    each = math.prod(bucket) + sum(math.prod(own.bucket) for own in sample.controls)
+    each = math.prod(bucket) + sum(math.prod(control.bucket) for control in sample.controls)
     return each * sample.set.batch_size, bucket
 
 
@@ -209,7 +209,7 @@ def _black(image: ViewedImage) -> np.ndarray[Any, Any]:
 
 
 def encode_captions(plan: Plan) -> int:
-    """As `encode` does: two batches of captions, the first of which runs eagerly, and the second is captured.
+    """Runs as `encode` does: two batches of captions, the first of which runs eagerly, and the second is captured.
 
     Returns the bytes of weights that wait in host memory.
     """
@@ -228,9 +228,7 @@ def encode_captions(plan: Plan) -> int:
 
 
 def encode_images(plan: Plan) -> None:
-    """As `encode` does: two images of the largest bucket, the first of which runs eagerly, and the second is
-    captured.
-    """
+    """Runs as `encode` does: two images of the largest bucket, the first eagerly, the second captured."""
     encoding = plan.encoding
     with no_grad():
         vae = encoding.vae.load(encoding.vae_precision, _DEVICE, encoding.vae_tile)
@@ -241,11 +239,11 @@ def encode_images(plan: Plan) -> None:
 
 
 def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> tuple[StepWork, int]:
-    """As `train_run` does: a grid, two steps, the second of which is captured, and another grid.
+    """Runs as `train_run` does: a grid, two steps, the second of which is captured, and another grid.
 
     Returns the work of a step, and the bytes of weights that wait in host memory while there is a network.
     """
-    denoiser, attached, state = loaded(plan, Session(_DEVICE, simulated_group(processes)))
+    denoiser, attached, state = load_networks(plan, Session(_DEVICE, simulated_group(processes)))
     host = _batch(plan, largest)
     backend = get_backend(_DEVICE)
     send = sender(backend, state.dtype)
@@ -267,12 +265,12 @@ def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> tuple[
 
 def _work_of(plan: Plan, run: ShapeRun, of_batch: Callable[[], None], *of_step: Callable[[], None]) -> StepWork:
     """Runs a step with one of its micro-batches; the work of one with all of them."""
-    begun = StepWork.of(run)
+    before = StepWork.of(run)
     of_batch()
-    one = StepWork.of(run).since(begun)
+    one = StepWork.of(run).since(before)
     for work in of_step:
         work()
-    return StepWork.of(run).since(begun).plus(one, plan.config.gradient.accumulation - 1)
+    return StepWork.of(run).since(before).plus(one, plan.config.gradient.accumulation - 1)
 
 
 def _grid_sampler(
@@ -292,7 +290,7 @@ def _grid_sampler(
 
 
 def _validate(plan: Plan, state: State) -> None:
-    """Two measurements of one image of the largest bucket that is held out, the second of them captured."""
+    """Runs two measurements of one image of the largest bucket that is held out, the second of them captured."""
     if not plan.held_out.rows or not plan.config.validation.repeats:
         return
     largest = _largest(plan.held_out)
@@ -310,21 +308,21 @@ def _sample_grid(sampled: Callable[[], object] | None, state: State) -> None:
 
 
 def _batch(plan: Plan, largest: Sample) -> HostBatch:
-    """A batch of the largest bucket and batch size, all zeros."""
+    """Makes a batch of the largest bucket and batch size, all zeros."""
     preserved, size = plan.preserved, largest.set.batch_size
     example = _example(plan, largest) | preserved.arrays(largest, FIRST, lambda _: _captions(plan))
-    if TAUGHT in example:
-        example[TAUGHT] = np.ones_like(example[TAUGHT])
+    if BASE_IS_TARGET in example:
+        example[BASE_IS_TARGET] = np.ones_like(example[BASE_IS_TARGET])
     return HostBatch(collate([example] * size, preserved.paddings(plan.model.paddings)), 0, np.arange(size), ())
 
 
 def _largest(samples: Samples) -> Sample:
-    """The sample whose batch has the most pixels."""
+    """Finds the sample whose batch has the most pixels."""
     return max(samples.rows, key=_pixels)
 
 
 def _example(plan: Plan, sample: Sample) -> Example:
-    """The arrays of a sample, all zeros."""
+    """Makes the arrays of a sample, all zeros."""
     shape = plan.model.vae.latent_shape(sample.placement.bucket)
     latent = np.zeros(shape, np.float32)
     example = {"mean": latent, "logvar": latent} | _captions(plan) | plan.model.size_conditioning(sample.placement)
@@ -334,12 +332,11 @@ def _example(plan: Plan, sample: Sample) -> Example:
 
 
 def _captions(plan: Plan) -> Example:
-    """The arrays of a caption in training."""
     return plan.encoding.caption_blank(plan.text_rows) | tokens_of(plan.encoding.running, "", frozenset())
 
 
 def predict_ahead(plan: Plan, device: str, processes: int) -> PredictedMemory:
-    """What the run will take. Its kernels, which that showed, are compiled from now on, while files are read."""
+    """Predicts what the run will take. Its kernels are compiled from now on, while files are read."""
     predicted = predicted_memory(plan, gpu_of(device), processes)
     compile_ahead(predicted.kernels)
     return predicted

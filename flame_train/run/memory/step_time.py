@@ -57,14 +57,14 @@ class StepWork:
 
     @classmethod
     def of(cls, run: ShapeRun) -> StepWork:
-        """All that a run on shapes has done so far."""
+        """Returns all that a run on shapes has done so far."""
         t = run.traffic
         return cls(
             run.flops.once + run.flops.again, t.narrow, t.launches, t.operands, t.copied, run.backend.copied_beside
         )
 
     def since(self, before: StepWork) -> StepWork:
-        """What was done after `before`."""
+        """Returns what was done after `before`."""
         return StepWork(
             self.flops - before.flops,
             self.narrow - before.narrow,
@@ -75,7 +75,7 @@ class StepWork:
         )
 
     def plus(self, more: StepWork, times: int) -> StepWork:
-        """This and `more`, so many times."""
+        """Adds `more`, so many times."""
         flops = Counter({kind: self.flops[kind] + times * more.flops[kind] for kind in self.flops})
         return StepWork(
             flops,
@@ -87,11 +87,11 @@ class StepWork:
         )
 
     def seconds(self, gpu: Gpu) -> float:
-        """How long it takes on a card. Streamed weights are waited for where they take longer than the rest."""
+        """Returns how long it takes on a card. Streamed weights are waited for where they take longer than the rest."""
         return max(self.parts(gpu))
 
     def parts(self, gpu: Gpu) -> tuple[float, float]:
-        """How long all but what is streamed takes, and all that is copied. The two go on at the same time.
+        """Returns how long all but what is streamed takes, and all that is copied. The two go on at the same time.
 
         Products in 8 bits take half as long as others; copies that are not streamed wait for the rest.
         """

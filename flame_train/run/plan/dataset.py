@@ -17,12 +17,12 @@ from flame_train.data.held_out import refuse_common, split
 from flame_train.data.images import decoded_images
 from flame_train.data.samples import Samples, samples_of
 from flame_train.data.sets import DataSet, image_sets
+from flame_train.disk.preflight import user_cache
 from flame_train.errors import ConfigError, DataError, shown
+from flame_train.io.addresses import local_place
 from flame_train.io.digests import Digests
-from flame_train.io.kept import local_place
 from flame_train.run.plan.encoding import cache_folder
-from flame_train.training.stop import StopRequest
-from flame_train.user_cache import user_cache
+from flame_train.training.session import StopRequest
 
 REPORT: Final = "dataset.json"
 _NAMED: Final = 5
@@ -36,39 +36,42 @@ def read_dataset(config: Config, stop: StopRequest) -> Samples:
     parts: list[tuple[DataSet, BucketedDataset]] = []
     read: list[tuple[DataSet, Sequence[Item]]] = []
     problems: list[str] = []
-    seen = decoded_images(cache_folder(data))
+    decoded = decoded_images(cache_folder(data))
     with Digests(user_cache("digests")) as digests:
-        for own in image_sets(data, config.captions):
+        for image_set in image_sets(data, config.captions):
             try:
                 dataset = Dataset.scan(
-                    own.folder,
-                    own.repeats,
-                    by_folder=own.folder_repeats,
-                    default_caption=own.caption or None,
-                    caption_endings=(own.caption_extension,),
-                    caption_lines=own.captions.lines,
-                    folder_captions=own.captions.folder_name,
-                    masks=own.masks,
-                    mask_folder=local_place(own.mask_folder) if own.mask_folder else None,
-                    control=own.control_folders,
+                    image_set.folder,
+                    image_set.repeats,
+                    by_folder=image_set.folder_repeats,
+                    default_caption=image_set.caption or None,
+                    caption_endings=(image_set.caption_extension,),
+                    caption_lines=image_set.captions.lines,
+                    folder_captions=image_set.captions.folder_name,
+                    masks=image_set.masks,
+                    mask_folder=local_place(image_set.mask_folder) if image_set.mask_folder else None,
+                    control=image_set.control_folders,
                     on_bad=data.on_bad_image,
                     progress=lambda done, total: stop.check("while reading the dataset"),
-                    seen=seen,
+                    seen=decoded,
                     digests=digests,
                 )
-                read.append((own, dataset.items))
+                read.append((image_set, dataset.items))
                 parts += [
-                    (own, assign_buckets(dataset, rule, data.on_bad_image)) for rule in _rules(data, own.resolutions)
+                    (image_set, assign_buckets(dataset, rule, data.on_bad_image))
+                    for rule in _rules(data, image_set.resolutions)
                 ]
             except DataError as error:
                 problems.append(str(error))
-                read.append((own, error.items if isinstance(error, DatasetError) else ()))
+                read.append((image_set, error.items if isinstance(error, DatasetError) else ()))
     try:
         samples = samples_of(parts)
     except DataError as error:
         problems.append(str(error))
     if problems:
-        trained, held = ([i for own, items in read if own.validation == by for i in items] for by in (False, True))
+        trained, held = (
+            [i for image_set, items in read if image_set.validation == by for i in items] for by in (False, True)
+        )
         try:
             refuse_common(trained, held)
         except DataError as error:
@@ -97,7 +100,7 @@ def split_held_out(config: Config, whole: Samples, longest_side: int) -> tuple[S
 
 
 def _check_epoch(samples: Samples) -> None:
-    """An epoch's order is made as a whole."""
+    """Refuses an epoch too long for its order, which is made as a whole."""
     count = sum(row.repeats * row.set.weight for row in samples.rows)
     if count > _LONGEST_EPOCH:
         raise ConfigError(
@@ -107,7 +110,7 @@ def _check_epoch(samples: Samples) -> None:
 
 
 def _check_sides(samples: Samples, longest_side: int) -> None:
-    """Buckets that the model has no positions for would be met when everything is encoded."""
+    """Refuses buckets that the model has no positions for, before anything is encoded."""
     longest = max(max(bucket) for bucket in samples.buckets)
     if 0 < longest_side < longest:
         raise ConfigError(
@@ -116,8 +119,9 @@ def _check_sides(samples: Samples, longest_side: int) -> None:
         )
 
 
-def changed(report: Path, rows: Sequence[Mapping[str, Any]]) -> str:
-    """What differs, by name: at most five images each that are gone, new, or have another content, crop or caption.
+def changed_rows(report: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Lists what differs, by name: at most five images each that are gone, new, or have another content, crop or
+    caption.
 
     Args:
         report: `dataset.json` of the run folder, as the run has written it.
@@ -136,12 +140,13 @@ def changed(report: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     new = [name for name in now if name not in before]
     captions = [name for name in now if name in before and _captions(before[name]) != _captions(now[name])]
     others = [name for name in now if name in before and name not in captions and before[name] != now[name]]
-    parts = (_said(gone, "not there"), _said(new, "new"), _said(captions, "with another caption"))
-    return ", ".join(filter(None, (*parts, _said(others, "changed"))))
+    parts = (_listed(gone, "not there"), _listed(new, "new"), _listed(captions, "with another caption"))
+    return ", ".join(filter(None, (*parts, _listed(others, "changed"))))
 
 
 def held_out_before(folder: Path, fraction: float, samples: Samples) -> frozenset[str]:
-    """The SHA-256 of the images that the run in a folder holds out; none where it has others, or another fraction.
+    """Returns the SHA-256 of the images that the run in a folder holds out; none where it has others, or another
+    fraction.
 
     So a run that an earlier version began, which chose them in another way, continues with the same ones.
     """
@@ -152,7 +157,8 @@ def held_out_before(folder: Path, fraction: float, samples: Samples) -> frozense
     except _UNREADABLE:
         return frozenset()
     hashes = {
-        next(iter(_by_name([row]))): own.item.sha256 for row, own in zip(samples.to_json(), samples.rows, strict=True)
+        next(iter(_by_name([row]))): sample.item.sha256
+        for row, sample in zip(samples.to_json(), samples.rows, strict=True)
     }
     if not same or before.keys() != hashes.keys():
         return frozenset()
@@ -160,19 +166,19 @@ def held_out_before(folder: Path, fraction: float, samples: Samples) -> frozense
 
 
 def _by_name(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The rows of each image; it has one for each resolution."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    """Groups the rows of each image; it has one for each resolution."""
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         name = f"{row['set']}/{row['file']}" if "set" in row else str(row["file"])
-        found.setdefault(name, []).append(row)
-    return found
+        by_name.setdefault(name, []).append(row)
+    return by_name
 
 
 def _captions(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [row["captions"] for row in rows]
 
 
-def _said(names: Sequence[str], what: str) -> str:
+def _listed(names: Sequence[str], what: str) -> str:
     if not names:
         return ""
     more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""

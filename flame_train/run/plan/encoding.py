@@ -22,7 +22,7 @@ from flame_train.data.cache import Shapes, cache_key, cache_keys
 from flame_train.data.samples import EncoderInput, Sample, Samples, encoder_inputs
 from flame_train.data.sets import image_sets
 from flame_train.data.views import View, ViewedImage
-from flame_train.disk.files import could_make_folder
+from flame_train.disk.preflight import could_make_folder, user_cache
 from flame_train.errors import OutputError
 from flame_train.io.digests import Digests
 from flame_train.models.common.model import Example
@@ -30,7 +30,6 @@ from flame_train.networks.vae.autoencoder import Autoencoder
 from flame_train.run.check.check import Checked
 from flame_train.text_encoders.encoder import TextEncoder
 from flame_train.text_encoders.running import tokens_of
-from flame_train.user_cache import user_cache
 
 CACHE_FOLDER = ".flame-cache"
 
@@ -64,7 +63,7 @@ class Keys:
     shown: Mapping[ViewedImage, str]
 
     def of_sample(self, index: int) -> Iterator[str]:
-        """Those of a sample's image, masks and control images."""
+        """Yields those of a sample's image, masks and control images."""
         yield from self.images[index]
         yield from self.masks[index]
         for beside in self.controls[index]:
@@ -119,16 +118,16 @@ class Encoding:
         return any(encoder.takes_images for encoder in self.text)
 
     def reading(self, text: str, images: Sequence[ViewedImage]) -> EncoderInput:
-        """What is read of a text beside these control images."""
+        """Returns what is read of a text beside these control images."""
         return EncoderInput(text, tuple(images) if self.takes_images else ())
 
     def encoder_inputs(self, samples: Samples) -> dict[EncoderInput, None]:
-        """What is read of the captions of samples, and of the empty one, each once."""
+        """Returns what is read of the captions of samples, and of the empty one, each once."""
         rows = (each for row in samples.rows for each in encoder_inputs(row, ("", *row.texts), self.takes_images))
         return dict.fromkeys([EncoderInput(""), *rows])
 
     def keys(self, samples: Samples, prompts: Sequence[EncoderInput], shown: Sequence[ViewedImage] = ()) -> Keys:
-        """The keys of every array that training and sampling will read, over all that the array depends on."""
+        """Returns the keys of every array that training and sampling will read, over all that the array depends on."""
         with Digests(user_cache("digests")) as digests, ThreadPoolExecutor() as hashing:  # which leaves Python free
             image = hashing.submit(self.vae.part.digest, digests)
             cached = _text_digest(self.text, digests, hashing)
@@ -154,14 +153,14 @@ class Encoding:
         masks = tuple(
             tuple(self._mask_key(row, view) for view in row.views) if row.item.mask else () for row in samples.rows
         )
-        wanted = self.encoder_inputs(samples) | dict.fromkeys(prompts)
+        texts = self.encoder_inputs(samples) | dict.fromkeys(prompts)
         of_text = cache_keys("text", cached, text)
 
         def of_reading(reading: EncoderInput) -> str:
             parts = (reading.text, *map(of_image, reading.images))
             return of_text(hashlib.sha256("\0".join(parts).encode()).hexdigest())
 
-        captions = {reading: of_reading(reading) for reading in (wanted if self.text else ())}
+        captions = {reading: of_reading(reading) for reading in (texts if self.text else ())}
         return Keys(images, masks, captions, networks, controls, {image: of_image(image) for image in shown})
 
     def _mask_key(self, row: Sample, view: View) -> str:
@@ -171,11 +170,11 @@ class Encoding:
         return cache_key("mask", mask.sha256, "", {name: s for name, s in settings.items() if name != "colours"})
 
     def mask_shapes(self, placement: Placement) -> Mapping[str, tuple[int, ...]]:
-        """The array of a mask."""
+        """Returns the array of a mask."""
         return {"mask": (*self.vae.latent_shape(placement.bucket)[:2], 1)}
 
     def image_shapes(self, placement: Placement) -> Mapping[str, tuple[int, ...]]:
-        """The arrays of an image: their names and shapes."""
+        """Returns the arrays of an image: their names and shapes."""
         shape = self.vae.latent_shape(placement.bucket)
         return {"mean": shape, "logvar": shape}
 
@@ -185,7 +184,7 @@ class Encoding:
         return {name: shape for encoder in self.text for name, shape in encoder.kept.items()}
 
     def bytes_of(self, samples: Samples, prompts: Sequence[EncoderInput], shown: Sequence[ViewedImage] = ()) -> int:
-        """What the cache takes on disk with everything encoded, but for the headers of its files."""
+        """Returns what the cache takes on disk with everything encoded, but for the headers of its files."""
         images: dict[tuple[str, str], int] = {}
         for row in samples.rows:
             latents = self.image_bytes(row.placement)
@@ -198,11 +197,11 @@ class Encoding:
         return sum(images.values()) + self.captions_bytes({*self.encoder_inputs(samples), *prompts})
 
     def image_bytes(self, placement: Placement) -> int:
-        """What the arrays of an image take: fp32."""
+        """Returns what the arrays of an image take: fp32."""
         return 4 * sum(map(math.prod, self.image_shapes(placement).values()))
 
     def captions_bytes(self, read: Collection[EncoderInput]) -> int:
-        """What the arrays of captions take, of those kept without padding the rows of their own tokens alone."""
+        """Gives what the arrays of captions take, of those kept without padding the rows of their own tokens alone."""
         total = 0
         for encoder in self.text:
             itemsize = encoder.kept_dtype(self.precision, self.text_precision).itemsize
@@ -213,19 +212,19 @@ class Encoding:
         return total
 
     def kept(self, caption: Example) -> Example:
-        """The arrays of a caption in the number formats in which the cache keeps them."""
-        made = dict(caption)
+        """Returns the arrays of a caption in the number formats in which the cache keeps them."""
+        arrays = dict(caption)
         for encoder in self.text:
             dtype = encoder.kept_dtype(self.precision, self.text_precision)
-            made |= {name: made[name].astype(dtype, copy=False) for name in encoder.outputs}
-        return made
+            arrays |= {name: arrays[name].astype(dtype, copy=False) for name in encoder.outputs}
+        return arrays
 
     def longest(self, read: Collection[EncoderInput]) -> dict[str, int]:
-        """The rows of the longest text, by the array that is kept without padding."""
+        """Returns the rows of the longest text, by the array that is kept without padding."""
         return {name: max(map(encoder.rows_of, read)) for encoder in self.text for name in encoder.paddings}
 
     def caption_blank(self, rows: Mapping[str, int]) -> Example:
-        """The arrays of a caption, all zeros but for token ids: of what shapes a step's are.
+        """Returns the arrays of a caption, all zeros but for token ids: of what shapes a step's are.
 
         `rows` says how many rows arrays have, as `longest` does; those it does not name have all that they can have.
         """
@@ -235,17 +234,17 @@ class Encoding:
 
 
 def _text_digest(encoders: Sequence[TextEncoder], digests: Digests, hashing: Executor) -> str:
-    made = hashing.map(lambda e: [part.digest(digests) for part in e.parts], encoders)
+    digests_of = hashing.map(lambda e: [part.digest(digests) for part in e.parts], encoders)
     parts = [
         part
-        for e, found in zip(encoders, made, strict=True)
-        for part in (e.part.component, *found, e.vocabulary, *e.outputs)
+        for e, parts_of in zip(encoders, digests_of, strict=True)
+        for part in (e.part.component, *parts_of, e.vocabulary, *e.outputs)
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def cache_folder(data: DataSection) -> Path:
-    """Where the cache of a dataset lies."""
+    """Returns where the cache of a dataset lies."""
     return Path(data.cache) if data.cache else image_sets(data)[0].folder / CACHE_FOLDER
 
 
@@ -258,7 +257,7 @@ def could_cache(folder: Path) -> None:
 
 @contextmanager
 def named_for_cache() -> Iterator[None]:
-    """An error about the folder names the setting that chose it."""
+    """Adds the setting that chose the cache folder to an error about it."""
     try:
         yield
     except OutputError as error:

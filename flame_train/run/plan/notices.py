@@ -23,7 +23,7 @@ _MATTERS: Final = 0.2  # of an epoch
 
 
 def notice_rate(optimizer: OptimizerSection) -> None:
-    """A rate of 1 is a factor for Prodigy, and far too high for the others."""
+    """Warns of a rate of 1, a factor for Prodigy and far too high for the others."""
     chosen = OPTIMIZERS.chosen(optimizer)
     name, finds = chosen.name, chosen.lr_is_factor
     if optimizer.lr >= 1 and not finds:
@@ -35,7 +35,7 @@ def notice_rate(optimizer: OptimizerSection) -> None:
 
 
 def notice_trigger(config: Config, samples: Samples) -> None:
-    """A trigger that no caption holds is not learned, and its place in captions is learned as it stands."""
+    """Warns of a trigger that no caption holds, and of its place in captions, which is learned as it stands."""
     trigger, rows = config.output.trigger, samples.rows
     if trigger and not any(trigger.casefold() in text.casefold() for row in rows for text in row.texts):
         _LOG.warning(
@@ -55,16 +55,20 @@ def notice_trigger(config: Config, samples: Samples) -> None:
 
 
 def notice_hidden(sets: Iterable[DataSet]) -> None:
-    """Words for captions with a character that nobody sees, so that the trained word is another."""
-    for own in sets:
-        words = {key: getattr(own.captions, key) for key in ("trigger", "prefix", "suffix")} | {"caption": own.caption}
+    """Warns of words for captions with a character that nobody sees, so that the trained word is another."""
+    for image_set in sets:
+        words = {key: getattr(image_set.captions, key) for key in ("trigger", "prefix", "suffix")} | {
+            "caption": image_set.caption
+        }
         for key, text in words.items():
             if unseen := hidden(text):
-                _LOG.warning("%s of %s holds a character that nobody sees: %s; remove it", key, own.folder.name, unseen)
+                _LOG.warning(
+                    "%s of %s holds a character that nobody sees: %s; remove it", key, image_set.folder.name, unseen
+                )
 
 
 def notice_batch_size(order: BatchSchedule) -> None:
-    """A batch larger than every bucket repeats images in each step."""
+    """Warns of a batch larger than every bucket, which repeats images in each step."""
     size, count = order.fullest
     if size > count:
         _LOG.warning(
@@ -78,7 +82,7 @@ def notice_batch_size(order: BatchSchedule) -> None:
 
 
 def notice_copies(order: BatchSchedule, sizes: Sequence[int]) -> None:
-    """Samples that fill batches, where they are so many that images are learned unevenly."""
+    """Tells of samples that fill batches, where they are so many that images are learned unevenly."""
     if order.filled_per_epoch >= _MATTERS * order.samples_per_epoch:
         _LOG.info(
             "%d of an epoch's %d samples repeat others, to fill batches of data.batch_size=%s",
@@ -89,7 +93,7 @@ def notice_copies(order: BatchSchedule, sizes: Sequence[int]) -> None:
 
 
 def notice_long_texts(model: Model, what: str, read: Sequence[EncoderInput]) -> None:
-    """Texts whose end no encoder sees."""
+    """Warns of texts whose end no encoder sees."""
     cut, encoder = too_long(model.text, read)
     if cut and encoder is not None:
         key, tokens = encoder.limit

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
@@ -16,12 +19,14 @@ from flame_train.config.prompt_flags import unread
 from flame_train.config.schema import Config
 from flame_train.config.updates import LONGEST_RUN
 from flame_train.data.order import BatchSchedule
+from flame_train.data.padding import Paddings
 from flame_train.data.samples import EncoderInput, Sample, Samples, encoder_inputs
 from flame_train.data.sets import image_sets
 from flame_train.data.views import ViewedImage
-from flame_train.disk.files import could_make_folder
+from flame_train.diffusion.preservation import PRESERVATIONS, Preservation
+from flame_train.disk.preflight import could_make_folder
 from flame_train.errors import ConfigError, DataError, FlameError, ModelFileError, OutputError
-from flame_train.models.common.model import Model
+from flame_train.models.common.model import Example, Model
 from flame_train.models.registry import Family
 from flame_train.run.check.check import Checked, check
 from flame_train.run.plan.dataset import read_dataset, split_held_out
@@ -33,9 +38,9 @@ from flame_train.run.plan.notices import (
     notice_rate,
     notice_trigger,
 )
-from flame_train.run.plan.preservation import Preserved
 from flame_train.run.sampling.requests import Request, read_requests, texts_of
-from flame_train.training.stop import StopRequest
+from flame_train.training.batch import BASE_IS_TARGET, EXTRA_CAPTION
+from flame_train.training.session import StopRequest
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,15 +113,15 @@ class Plan:
         """The number of trained values."""
         shapes, lora = layer_shapes(self.checked.networks), self.config.lora
         kind = ADAPTERS.chosen(lora)
-        ranks = {name: own.rank for name, own in self.checked.layer_settings.items()}
+        ranks = {name: settings.rank for name, settings in self.checked.layer_settings.items()}
         return sum(
             kind.count(shapes[n], ranks.get(n) or kind.sizes(shapes[n], lora.rank, lora.alpha)[0])
             for n in self.checked.targets
         )
 
 
-def planned(config_source: ConfigWithSource, family: Family | None, stop: StopRequest, processes: int = 1) -> Plan:
-    """`check`, then `make_plan`. Where one fails, one report has all that is wrong: images and run folder too.
+def plan_run(config_source: ConfigWithSource, family: Family | None, stop: StopRequest, processes: int = 1) -> Plan:
+    """Does `check`, then `make_plan`. Where one fails, one report has all that is wrong: images and run folder too.
 
     Raises what these raise, and ConfigError for problems of several kinds.
     """
@@ -132,16 +137,16 @@ def planned(config_source: ConfigWithSource, family: Family | None, stop: StopRe
 
 
 def _with_more(error: FlameError, config_source: ConfigWithSource, looks: Iterable[Callable[[], object]]) -> FlameError:
-    """An error with those of further looks, but for what is told when these are mended."""
-    found = [error]
+    """Joins an error with those of further looks, but for what is told when these are mended."""
+    errors = [error]
     for look in looks:
         try:
             look()
         except (DataError, OutputError) as further:
-            found.append(further)
+            errors.append(further)
         except FlameError:
             continue
-    return error if len(found) == 1 else together(found, config_source)
+    return error if len(errors) == 1 else together(errors, config_source)
 
 
 def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
@@ -166,8 +171,8 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     captions = (encoding.reading(text, row.controls_beside(0)) for row in whole.rows for text in row.texts)
     notice_long_texts(model, "caption", list(dict.fromkeys(captions)))
     notice_long_texts(model, "prompt", [encoding.reading(request.text, request.images) for request in requests])
-    if told := unread(request.text for request in requests):
-        _LOG.warning("%s", told)
+    if warning := unread(request.text for request in requests):
+        _LOG.warning("%s", warning)
     prompts = _prompts(encoding, requests, samples.rows, preserved)
     rows = encoding.longest({*encoding.encoder_inputs(samples.joined(held_out)), *prompts})
     return Plan(checked, samples, held_out, requests, prompts, rows)
@@ -202,3 +207,50 @@ def _with_steps(checked: Checked, batches_per_epoch: int, processes: int) -> Che
     if wrong := broken(config):
         raise ConfigError("\n".join(f"{path}: {message}" for path, message in wrong))
     return replace(checked, config=config)
+
+
+if TYPE_CHECKING:
+    from flame_train.data.choices import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Preserved:
+    """What the examples of a run have for preservation.
+
+    Attributes:
+        kind: which further captions there are.
+        taught: whether the base model teaches any sample.
+    """
+
+    kind: Preservation
+    taught: bool
+
+    @classmethod
+    def of(cls, config: Config, samples: Samples) -> Preserved:
+        """Takes them of a config, for samples that are trained on."""
+        return cls(PRESERVATIONS.chosen(config.preservation), any(image_set.taught for image_set in samples.sets))
+
+    def texts(self, row: Sample) -> tuple[str, ...]:
+        """Returns every further caption of a sample, each once."""
+        every = (
+            further for text in ("", *row.texts) for further in self.kind.texts(text, row.set.captions.trigger).values()
+        )
+        return tuple(dict.fromkeys(every))
+
+    def arrays(self, row: Sample, choice: Choice, captions: Callable[[str], Example]) -> Example:
+        """Returns the arrays of a sample that is seen with `choice`; `captions` gives those of a caption."""
+        text = "" if choice.drop_caption else row.text(choice.text)
+        further = self.kind.texts(text, row.set.captions.trigger)
+        example = {
+            f"{name}{EXTRA_CAPTION}{n}": a for name, caption in further.items() for n, a in captions(caption).items()
+        }
+        return example | ({BASE_IS_TARGET: np.full((1, 1, 1), row.set.taught, np.float32)} if self.taught else {})
+
+    def paddings(self, own: Paddings) -> Paddings:
+        """Returns how arrays of different lengths are filled up: those of further captions as the own are."""
+        names = self.kind.texts("", "")
+        return dict(own) | {
+            f"{name}{EXTRA_CAPTION}{n}": replace(p, rows=f"{name}{EXTRA_CAPTION}{p.rows}" if p.rows else "")
+            for name in names
+            for n, p in own.items()
+        }

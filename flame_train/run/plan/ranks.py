@@ -18,7 +18,7 @@ from flame_train.config.schema import Config
 from flame_train.distributed.group import ProcessGroup
 from flame_train.errors import ConfigError, OutputError
 from flame_train.io.addresses import is_address
-from flame_train.io.commit import Found
+from flame_train.io.commit import Checkpoint
 from flame_train.run.plan.plan import Plan
 from flame_train.training.result import micro_batches_of
 from flame_train.version import __version__
@@ -48,17 +48,17 @@ def refuse_other_files(group: ProcessGroup, sources: Mapping[str, str]) -> None:
 
 
 def _place(shared: bool, path: str) -> str:
-    """A file or folder as a process sees it: a folder that all write to by its number on its disk."""
+    """Returns a file or folder as a process sees it: a folder that all write to by its number on its disk."""
     try:
-        found = None if is_address(path) else os.stat(path)
-        if found is None:
+        status = None if is_address(path) else os.stat(path)
+        if status is None:
             return path
-        if stat.S_ISREG(found.st_mode):
+        if stat.S_ISREG(status.st_mode):
             with open(path, "rb") as file:
                 begin = hashlib.sha256(file.read(_BEGIN)).hexdigest()
-            return f"a file of {found.st_size} bytes, {begin[:16]}"
+            return f"a file of {status.st_size} bytes, {begin[:16]}"
         if shared:
-            return f"folder {found.st_ino}"
+            return f"folder {status.st_ino}"
         return f"a folder with {hashlib.sha256(os.fsencode(chr(10).join(sorted(os.listdir(path))))).hexdigest()[:16]}"
     except (OSError, ValueError):
         return path
@@ -80,9 +80,9 @@ def _require_same_plan(group: ProcessGroup, mine: Mapping[str, str]) -> None:
             )
 
 
-def refuse_other_checkpoint(group: ProcessGroup, found: Found | None) -> None:
+def refuse_other_checkpoint(group: ProcessGroup, checkpoint: Checkpoint | None) -> None:
     """Raises OutputError, in all processes, if one would continue from another step than rank 0."""
-    steps = group.all_gather("anew" if found is None else f"after step {found.step}")
+    steps = group.all_gather("anew" if checkpoint is None else f"after step {checkpoint.step}")
     other = next((rank for rank, step in enumerate(steps) if step != steps[0]), None)
     if other is not None:
         with group.barrier():
@@ -92,21 +92,22 @@ def refuse_other_checkpoint(group: ProcessGroup, found: Found | None) -> None:
             )
 
 
-def split_micro_batches(plan: Plan, found: Found | None, group: ProcessGroup) -> Plan:
-    """The plan of one process. An update of a run that is continued takes as many micro-batches as it began with.
+def split_micro_batches(plan: Plan, checkpoint: Checkpoint | None, group: ProcessGroup) -> Plan:
+    """Returns the plan of one process. An update of a run that is continued takes as many micro-batches as it began
+    with.
 
     Raises:
         OutputError: the processes cannot share that number evenly.
     """
-    own = plan.config.gradient.accumulation
-    total = (micro_batches_of(found) if found else None) or own * group.world
+    accumulation = plan.config.gradient.accumulation
+    total = (micro_batches_of(checkpoint) if checkpoint else None) or accumulation * group.world
     each, rest = divmod(total, group.world)
     if rest:
         raise OutputError(
             f"{plan.config.output.dir}: an update of its run takes {total} micro-batches (gradient.accumulation times "
             f"processes), which {group.world} processes cannot share; start a number of them that divides {total}"
         )
-    if each == own:
+    if each == accumulation:
         return plan
     _LOG.info(
         "an update takes %d micro-batches, as the run began: %d for each of %d processes", total, each, group.world

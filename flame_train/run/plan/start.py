@@ -1,4 +1,4 @@
-"""Where a run starts: at a checkpoint of its own folder, with that of another run, or anew.
+"""Where a run starts: at a checkpoint of its own folder, with that of another run, or anew, and of which files.
 
 A run that `train.continue_from` names gives its newest checkpoint, checked against the plan before anything loads.
 Carried over are the LoRA in fp32, the state of the optimizer's rule with its count of updates, and a moving average.
@@ -8,7 +8,9 @@ scale, the log. Every setting may differ but the optimizer's name and the sizes 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import logging
 import math
 import shlex
@@ -16,18 +18,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences, incompatible_settings
 from flame_train.config.schema import Config
-from flame_train.disk.files import preflight, reading
+from flame_train.data.samples import Samples, encoder_inputs
+from flame_train.disk.atomic_write import write_atomically
+from flame_train.disk.preflight import preflight, reading, user_cache
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.errors import ConfigError, OutputError, counted
-from flame_train.io.commit import STATES, Found, count, newest
+from flame_train.io.commit import STATES, Checkpoint, count, newest
+from flame_train.io.digests import Digests
 from flame_train.io.runfolder import RunFolder
+from flame_train.io.weights import sampled_digest
+from flame_train.run.plan.dataset import REPORT, changed_rows
 from flame_train.run.plan.encoding import Keys, could_cache
 from flame_train.run.plan.plan import Plan
-from flame_train.run.plan.sources import changed_images
+from flame_train.show.thumbnails import write_controls, write_sheet
 from flame_train.training.result import (
     Sources,
     check_sources,
@@ -46,24 +54,24 @@ class Start:
     """What a run starts with.
 
     Attributes:
-        found: the checkpoint to continue from; None: a fresh run.
+        checkpoint: the checkpoint to continue from; None: a fresh run.
         before: the checkpoint of another run that a fresh run begins with; None: it begins with nothing.
         sources: the digests of the files that the run is made from.
     """
 
-    found: Found | None
-    before: Found | None
+    checkpoint: Checkpoint | None
+    before: Checkpoint | None
     sources: Sources
 
     def count_earlier_updates(self) -> int:
         """Reads how many updates the optimizer's state has seen before this run."""
-        if self.found is not None:
-            return earlier_updates(self.found)
+        if self.checkpoint is not None:
+            return earlier_updates(self.checkpoint)
         return updates_done(self.before) if self.before is not None else 0
 
 
-def continued(plan: Plan) -> Found | None:
-    """The checkpoint that a new run begins with; None where the config names no other run.
+def checkpoint_of_other_run(plan: Plan) -> Checkpoint | None:
+    """Returns the checkpoint that a new run begins with; None where the config names no other run.
 
     Raises ConfigError where there is none, or its state does not fit, OutputError where it cannot be read.
     """
@@ -76,22 +84,22 @@ def continued(plan: Plan) -> Found | None:
     settings = run / "config.toml"
     if not settings.is_file():
         raise ConfigError(f"train.continue_from: expected the folder of a run, got {run}, which has no config.toml")
-    found = newest(run / "checkpoints")
-    if found is None:
+    checkpoint = newest(run / "checkpoints")
+    if checkpoint is None:
         raise ConfigError(f"train.continue_from: {run} has no checkpoint; train it for checkpoint.every steps or more")
     with reading(settings):
         old = settings.read_text(errors="replace")
-    wrong = incompatible_settings(old, c) or _other_layers(plan, value_shapes(found))
+    wrong = incompatible_settings(old, c) or _other_layers(plan, value_shapes(checkpoint))
     if wrong:
         raise ConfigError(
-            f"train.continue_from: the optimizer's state of {found.path} does not fit this config:\n{wrong}\n"
-            f'set them as they were there, or begin with the LoRA alone, by lora.from = "{_lora_of(found)}"'
+            f"train.continue_from: the optimizer's state of {checkpoint.path} does not fit this config:\n{wrong}\n"
+            f'set them as they were there, or begin with the LoRA alone, by lora.from = "{_lora_of(checkpoint)}"'
         )
-    return found
+    return checkpoint
 
 
-def way_on(source: str | None, overrides: Sequence[str], device: str, config: Config) -> str:
-    """The command that goes on from the run in the folder of a config, with its settings, in a new folder.
+def continue_command(source: str | None, overrides: Sequence[str], device: str, config: Config) -> str:
+    """Returns the command that goes on from the run in the folder of a config, with its settings, in a new folder.
 
     Args:
         source: the config's file; None: it is none.
@@ -120,9 +128,9 @@ def way_on(source: str | None, overrides: Sequence[str], device: str, config: Co
 
 
 def _other_layers(plan: Plan, shapes: dict[str, tuple[int, ...]]) -> str:
-    """How the matrices of a checkpoint are those of other layers; empty if they are not."""
-    wanted = set(plan.checked.targets)
-    layers = {name: next((n for n in _prefixes(name) if n in wanted), "") for name in shapes}
+    """Says how the matrices of a checkpoint are those of other layers; empty if they are not."""
+    targets = set(plan.checked.targets)
+    layers = {name: next((n for n in _prefixes(name) if n in targets), "") for name in shapes}
     strange = [name for name, layer in layers.items() if not layer]
     missing = [name for name in plan.checked.targets if name not in set(layers.values())]
     if strange:
@@ -135,50 +143,111 @@ def _other_layers(plan: Plan, shapes: dict[str, tuple[int, ...]]) -> str:
 
 
 def _prefixes(name: str) -> list[str]:
-    """Every name that a dotted name begins with, the longest first."""
+    """Lists every name that a dotted name begins with, the longest first."""
     return [*itertools.accumulate(name.split("."), "{}.{}".format)][::-1]
 
 
-def _lora_of(found: Found) -> Path:
-    """The LoRA's file in a checkpoint."""
-    files = sorted(found.path.glob("*.safetensors"))
+def _lora_of(checkpoint: Checkpoint) -> Path:
+    files = sorted(checkpoint.path.glob("*.safetensors"))
     return next(path for path in files if path.name != "optimizer.safetensors")
 
 
 def run_folder(plan: Plan, group: ProcessGroup = ALONE) -> RunFolder:
-    """The folder of a plan's run, not opened."""
+    """Returns the folder of a plan's run, not opened."""
 
-    def refusal(old: str, found: Found | None) -> str | None:
-        same_batches = found is not None and micro_batches_of(found) == plan.config.gradient.accumulation * group.world
-        moved = found is None or knows_sources(found)
+    def refusal(old: str, checkpoint: Checkpoint | None) -> str | None:
+        same_batches = (
+            checkpoint is not None and micro_batches_of(checkpoint) == plan.config.gradient.accumulation * group.world
+        )
+        moved = checkpoint is None or knows_sources(checkpoint)
         return differences(old, plan.config, moved=moved, shared_out=same_batches)
 
     return RunFolder(Path(plan.config.output.dir), resolved(plan.config), refusal, plan.config.output.name)
 
 
-def preflighted(plan: Plan, folder: RunFolder) -> Found | None:
-    """The checkpoint to continue from; this writes no file. Raises OutputError if the run could not go on here."""
-    found, c = folder.inspect(), plan.config
+def checkpoint_here(plan: Plan, folder: RunFolder) -> Checkpoint | None:
+    """Finds the checkpoint to continue from; this writes no file. Raises OutputError if the run could not go on."""
+    checkpoint, c = folder.inspect(), plan.config
     could_cache(plan.encoding.folder)
-    if found is not None and found.step > c.train.steps:
+    if checkpoint is not None and checkpoint.step > c.train.steps:
         raise OutputError(
-            f"{folder.folder}: its run is at step {found.step}, beyond train.steps = {c.train.steps}; set train.steps "
-            f"to {found.step} or more, or output.dir to another folder; LoRAs of earlier steps: {folder.checkpoints}"
+            f"{folder.folder}: its run is at step {checkpoint.step}, beyond train.steps = {c.train.steps}; set "
+            f"train.steps to {checkpoint.step} or more, or output.dir to another folder; LoRAs of earlier steps: "
+            f"{folder.checkpoints}"
         )
-    if found is None or found.step < c.train.steps:
-        kept = (c.checkpoint.keep or STATES) + (c.validation.repeats and bool(plan.held_out.rows))
-        new = kept + 1 - min(kept, count(folder.checkpoints))
+    if checkpoint is None or checkpoint.step < c.train.steps:
+        staying = (c.checkpoint.keep or STATES) + (c.validation.repeats and bool(plan.held_out.rows))
+        new = staying + 1 - min(staying, count(folder.checkpoints))
         arrays = 4 + (c.train.ema_decay > 0)  # values, once more as the LoRA, two moments, and their average
         preflight(folder.folder, plan.parameters * 4 * arrays * new)
-    return found
+    return checkpoint
 
 
-def resume(plan: Plan, keys: Keys, folder: RunFolder, sources: Sources) -> Found | None:
-    """The checkpoint to continue from, the log cut back to it. It may be newer than the one that was checked."""
-    found = folder.resume()
-    if found is not None:
-        for reason in found.skipped:
+def resume(plan: Plan, keys: Keys, folder: RunFolder, sources: Sources) -> Checkpoint | None:
+    """Gives the checkpoint to continue from, the log cut back to it. It may be newer than the one that was checked."""
+    checkpoint = folder.resume()
+    if checkpoint is not None:
+        for reason in checkpoint.skipped:
             _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
-        check_sources(found, sources, partial(changed_images, plan, keys, folder))
-        _LOG.info("continuing after step %d from %s", found.step, found.path)
-    return found
+        check_sources(checkpoint, sources, partial(changed_images, plan, keys, folder))
+        _LOG.info("continuing after step %d from %s", checkpoint.step, checkpoint.path)
+    return checkpoint
+
+
+def sources_of(plan: Plan, keys: Keys) -> Sources:
+    """Returns digests of the files on which a plan's weights depend."""
+    with Digests(user_cache("digests")) as digests:
+        base = sampled_digest(plan.checked.base, digests)
+    return Sources(keys.networks["image"], keys.networks["caption"], base, dataset_digest(plan.samples, keys))
+
+
+def dataset_digest(samples: Samples, keys: Keys) -> str:
+    """Returns a hash of everything the samples of a run depend on: images, captions, placements, networks, order.
+
+    Of captions that are not cached the text counts; the text encoders have a hash of their own.
+    """
+    images = any(reading.images for reading in keys.captions)
+    texts = (
+        [keys.captions.get(each, each.text) for each in encoder_inputs(row, row.texts, images)] for row in samples.rows
+    )
+    beside = ([key for view in views for key in view] for views in keys.controls)
+    parts = zip(samples.names, keys.images, texts, keys.masks, beside, strict=False)
+    rows = (  # what is held out comes last among the keys, and does not count
+        (name, *images, *captions, *masks, *controls) for name, images, captions, masks, controls in parts
+    )
+    return hashlib.sha256("\n".join("\t".join(row) for row in rows).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def file_rows(plan: Plan) -> list[dict[str, Any]]:
+    """Returns each image's bucket and crop, and of those that are held out that they are."""
+    held_out = len(plan.samples.rows)
+    rows = plan.everything.to_json()
+    return [*rows[:held_out], *(row | {"validation": True} for row in rows[held_out:])]
+
+
+def _rows_with_cache(plan: Plan, keys: Keys) -> list[dict[str, Any]]:
+    """Adds to `file_rows` the names of each image's entries in the cache, which follow from its content."""
+    rows = zip(file_rows(plan), keys.images, keys.controls, strict=True)
+    return [row | _controls_with_cache(row, beside) | {"cache": list(entries)} for row, entries, beside in rows]
+
+
+def _controls_with_cache(row: dict[str, Any], views: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Returns what a row says of control images, with the names of their entries in the cache, one a view."""
+    if not views:
+        return {}
+    each = zip(*views, strict=True)
+    return {"controls": [control | {"cache": list(keys)} for control, keys in zip(row["controls"], each, strict=True)]}
+
+
+def changed_images(plan: Plan, keys: Keys, folder: RunFolder) -> str:
+    """Returns which images are others than those that the run folder lists."""
+    return changed_rows(folder.folder / REPORT, _rows_with_cache(plan, keys))
+
+
+def write_record(plan: Plan, keys: Keys, folder: RunFolder) -> None:
+    """Writes each sample's captions, bucket, crop and mask into the run folder, one a line, and small images."""
+    lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in _rows_with_cache(plan, keys))
+    raw = f"[\n {lines}\n]\n".encode("utf-8", "backslashreplace")
+    write_atomically(folder.place(folder.folder / REPORT), [raw], len(raw))
+    write_sheet(folder, plan.everything.rows)
+    write_controls(folder, [[image.path for image in request.images] for request in plan.requests])

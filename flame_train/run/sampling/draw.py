@@ -25,7 +25,7 @@ from flame_train.models.common.model import Denoiser, Example, Model
 from flame_train.networks.vae.autoencoder import Autoencoder, LoadedVae
 from flame_train.progress import progress
 from flame_train.run.sampling.requests import Request
-from flame_train.training.stop import StopRequest
+from flame_train.training.session import StopRequest
 
 SAMPLE_NOISE = 33  # a stream of random numbers; see `engine/random.py`
 
@@ -49,14 +49,14 @@ class SamplerSpec:
 
 
 def uncropped(model: Model, size: Size) -> Example:
-    """The size conditioning of a sampled image: neither scaled nor cropped."""
+    """Returns the size conditioning of a sampled image: neither scaled nor cropped."""
     return model.size_conditioning(Placement(size, size, size, 0, 0))
 
 
 def sampler_spec(
     request: Request, base: ModelSection, loss: LossSection, model: Model, *, device: str, dtype: str
 ) -> SamplerSpec:
-    """The settings of the sampler for an image.
+    """Returns the settings of the sampler for an image.
 
     Args:
         request: the image.
@@ -104,13 +104,13 @@ def generate_image(
         The image, uint8 (H, W, 3).
     """
     others = uncropped(denoiser.model, request.size) | (controls or {})
-    wanted, unwanted = (captions(text) | others for text in (request.text, request.negative))
+    positive, negative = (captions(text) | others for text in (request.text, request.negative))
     guided = denoiser.guided(request.guidance_scale, how.device)
 
     def conditioned(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return guided.conditioned(arrays, how.dtype)
 
-    return generate(how, guided.denoise, vae.decode, wanted, unwanted, stop, conditioned)
+    return generate(how, guided.denoise, vae.decode, positive, negative, stop, conditioned)
 
 
 def generate(
@@ -140,8 +140,8 @@ def generate(
         NonFiniteError: latents hold NaN or infinity.
     """
     backend, calls = get_backend(d.device), d.sampler.calls
-    xp, asked = backend.xp, calls * (len(d.path.levels) - 1) - (calls - 1)
-    with no_grad(), progress("sampling", 0 if backend.described else asked, leaves_line=False) as advance:
+    xp, total = backend.xp, calls * (len(d.path.levels) - 1) - (calls - 1)
+    with no_grad(), progress("sampling", 0 if backend.described else total, leaves_line=False) as advance:
 
         def noise(number: int) -> Tensor:
             return Tensor(Rng(xp, d.seed, number, xp.zeros((1,), np.int64)).normal(SAMPLE_NOISE, d.latent))
@@ -154,9 +154,9 @@ def generate(
         model = guided(step, d.guidance, d.kept)
 
         def told(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
-            made = model(x, t, cond)
+            prediction = model(x, t, cond)
             advance(1)
-            return made
+            return prediction
 
         cond = conditioned(_conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d))
         latents = d.sampler.sample(told, noise(0), cond, d.path, lambda i: noise(i + 1))
@@ -169,19 +169,19 @@ def generate(
 
 
 def _conditioning(examples: Sequence[Example], d: SamplerSpec) -> dict[str, Tensor]:
-    """The examples as a batch on the device, floats in the model's dtype."""
+    """Returns the examples as a batch on the device, floats in the model's dtype."""
     stacked = collate(examples, d.paddings)
     return {n: tensor(a, d.dtype if is_float(a.dtype) else None, d.device) for n, a in stacked.items()}
 
 
-def encoded(images: Sequence[ViewedImage], own: Autoencoder, vae: LoadedVae) -> Example:
+def encoded(images: Sequence[ViewedImage], vae_part: Autoencoder, vae: LoadedVae) -> Example:
     """Encodes control images now, where no cache has their arrays."""
     encoder = vae.encoder()
     with no_grad():
-        made = [encoder.start([vae.inputs(image.pixels())])()[0] for image in images]
-    return by_name(own.seen(arrays["mean"]) for arrays in made)
+        outputs = [encoder.start([vae.inputs(image.pixels())])()[0] for image in images]
+    return by_name(vae_part.seen(arrays["mean"]) for arrays in outputs)
 
 
-def blank(images: Iterable[ViewedImage], own: Autoencoder) -> Example:
+def blank(images: Iterable[ViewedImage], vae_part: Autoencoder) -> Example:
     """Makes the arrays of control images, all zeros."""
-    return by_name(np.zeros(own.latent_shape(image.view.placement.bucket), np.float32) for image in images)
+    return by_name(np.zeros(vae_part.latent_shape(image.view.placement.bucket), np.float32) for image in images)

@@ -17,14 +17,14 @@ from flame_train.data.images import probe
 from flame_train.data.views import View, ViewedImage
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.errors import ConfigError, DataError, shown
-from flame_train.io.kept import local_place
+from flame_train.io.addresses import local_place
 from flame_train.models.common.model import Model
 
 NO_FILES: Final[Mapping[str, Control]] = MappingProxyType({})
 
 
 def with_prompts_of_file(sample: SampleSection) -> SampleSection:
-    """The section with the prompts of its file after its own. Raises ConfigError with each line that is wrong."""
+    """Gives the section with the prompts of its file after its own. Raises ConfigError with each line that is wrong."""
     if not sample.prompt_file:
         return sample
     prompts = (*sample.prompts, *read_prompt_file(sample.prompt_file))
@@ -32,7 +32,7 @@ def with_prompts_of_file(sample: SampleSection) -> SampleSection:
 
 
 def with_defaults(sample: SampleSection, model: Model) -> SampleSection:
-    """The section with the model's own steps and guidance where it names none."""
+    """Returns the section with the model's own steps and guidance where it names none."""
     usual = model.sampling_defaults
     filled = {
         "steps": sample.steps or usual.steps,
@@ -64,7 +64,8 @@ class Request:
 def requests(
     sample: SampleSection, resolution: int, model: Model, files: Mapping[str, Control] = NO_FILES
 ) -> tuple[Request, ...]:
-    """The images of a section, whose defaults are filled in; the default side is `resolution`, as the model takes it.
+    """Returns the images of a section, whose defaults are filled in; the default side is `resolution`, as the model
+    takes it.
 
     Image i has the seed `sample.seed` + i, unless its prompt names one. Where nothing names a size, one with control
     images among `files` has the size of its first.
@@ -74,8 +75,8 @@ def requests(
     def size_of(prompt: Prompt) -> Size:
         first = files.get(next(iter(_control_of(prompt, sample)), ""))
         usual = (side, side) if first is None else model.controls.placed(first.size, resolution).bucket
-        given = prompt.height or sample.height, prompt.width or sample.width
-        return usual if given == (0, 0) else (given[0] or side, given[1] or side)
+        size = prompt.height or sample.height, prompt.width or sample.width
+        return usual if size == (0, 0) else (size[0] or side, size[1] or side)
 
     return tuple(
         Request(
@@ -109,16 +110,16 @@ def read_requests(sample: SampleSection, resolution: int, model: Model) -> tuple
     return requests(sample, resolution, model, files)
 
 
-def control_files(wanted: Iterable[Request], model: Model, resolution: int) -> dict[str, Control]:
+def control_files(images: Iterable[Request], model: Model, resolution: int) -> dict[str, Control]:
     """Decodes the control images that requests name, and returns them by path.
 
     Raises ConfigError for all that cannot be used.
     """
-    found: dict[str, Control] = {}
+    controls: dict[str, Control] = {}
     wrong: dict[str, None] = {}
-    for request in wanted:
-        own = request.prompt.control is not None
-        key = f"sample.prompts: control of prompt {request.number}" if own else "sample.control"
+    for request in images:
+        of_prompt = request.prompt.control is not None
+        key = f"sample.prompts: control of prompt {request.number}" if of_prompt else "sample.control"
         for path in request.control:
             try:
                 info = probe(local_place(path))
@@ -126,26 +127,26 @@ def control_files(wanted: Iterable[Request], model: Model, resolution: int) -> d
             except DataError as error:
                 wrong[f"{key}: {error if shown(path) in str(error) else f'{shown(path)}: {error}'}"] = None
             else:
-                found[path] = Control(local_place(path), info.sha256, info.size)
+                controls[path] = Control(local_place(path), info.sha256, info.size)
     if wrong:
         raise ConfigError("\n".join(wrong))
-    return found
+    return controls
 
 
 def _control_of(prompt: Prompt, sample: SampleSection) -> tuple[str, ...]:
     return sample.control if prompt.control is None else prompt.control
 
 
-def texts_of(wanted: Sequence[Request]) -> tuple[str, ...]:
-    """Every text that sampling needs the arrays of."""
-    return tuple(dict.fromkeys(text for request in wanted for text in (request.text, request.negative)))
+def texts_of(images: Sequence[Request]) -> tuple[str, ...]:
+    """Returns every text that sampling needs the arrays of."""
+    return tuple(dict.fromkeys(text for request in images for text in (request.text, request.negative)))
 
 
-def check_sampling(wanted: Sequence[Request], base: ModelSection, loss: LossSection, model: Model) -> None:
+def check_sampling(images: Sequence[Request], base: ModelSection, loss: LossSection, model: Model) -> None:
     """Checks that images can be sampled as a config says.
 
     Args:
-        wanted: the images.
+        images: the images.
         base: the `[model]` section.
         loss: the `[loss]` section.
         model: the opened model.
@@ -154,18 +155,20 @@ def check_sampling(wanted: Sequence[Request], base: ModelSection, loss: LossSect
         ConfigError: settings allow no image, or have no effect on it.
     """
     wrong: dict[str, None] = {}
-    for request in wanted:
-        for key, said in _problems(request, base, loss, model):
-            own = getattr(request.prompt, key) is not None
-            wrong[f"sample.prompts: {key} of prompt {request.number}: {said}" if own else f"sample.{key}: {said}"] = (
-                None
-            )
+    for request in images:
+        for key, problem in _problems(request, base, loss, model):
+            of_prompt = getattr(request.prompt, key) is not None
+            wrong[
+                f"sample.prompts: {key} of prompt {request.number}: {problem}"
+                if of_prompt
+                else f"sample.{key}: {problem}"
+            ] = None
     if wrong:
         raise ConfigError("\n".join(wrong))
 
 
 def _problems(request: Request, base: ModelSection, loss: LossSection, model: Model) -> list[tuple[str, str]]:
-    """What is wrong with an image, by key."""
+    """Finds what is wrong with an image, by key."""
     multiple, sides = model.side_multiple, dict(zip(("height", "width"), request.size, strict=True))
     wrong = [
         (name, f"expected a multiple of {multiple} for this model, got {side}")
@@ -178,11 +181,11 @@ def _problems(request: Request, base: ModelSection, loss: LossSection, model: Mo
         if 0 < model.longest_side < side
     ]
     if request.negative and model.classifier_free_guidance(request.guidance_scale) == 1.0:
-        said = (
+        negative_problem = (
             f"expected none, got {request.negative!r}: with a guidance of {request.guidance_scale} this model is run "
             "without classifier-free guidance, and never sees it; remove it"
         )
-        wrong.append(("negative", said))
+        wrong.append(("negative", negative_problem))
     if problem := model.controls.problem(len(request.control)):
         wrong.append(("control", problem))
     if problem := model.sampler_problem(request.sampler):

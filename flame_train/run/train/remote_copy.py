@@ -26,7 +26,7 @@ AFTER_A_SIGNAL: Final = 25.0
 
 
 @contextmanager
-def mirrored(plan: Plan, session: Session, wait: float | None) -> Iterator[Session]:
+def with_remote_copy(plan: Plan, session: Session, wait: float | None) -> Iterator[Session]:
     """Brings the run that `output.remote` has, and copies the run folder there until the end of the block.
 
     Args:
@@ -48,7 +48,7 @@ def mirrored(plan: Plan, session: Session, wait: float | None) -> Iterator[Sessi
     with ExitStack() as opened:
         with group.barrier():
             if group.leads:
-                session = replace(session, callbacks=opened.enter_context(_copied(plan, session, wait)))
+                session = replace(session, callbacks=opened.enter_context(_copying(plan, session, wait)))
         try:
             yield session
         except Exception as error:
@@ -61,7 +61,7 @@ def mirrored(plan: Plan, session: Session, wait: float | None) -> Iterator[Sessi
 
 
 @contextmanager
-def _copied(plan: Plan, session: Session, wait: float | None) -> Iterator[Callbacks]:
+def _copying(plan: Plan, session: Session, wait: float | None) -> Iterator[Callbacks]:
     from flame_train.remote.lease import Lease
     from flame_train.remote.mirror import Mirror
     from flame_train.remote.restore import Copy
@@ -100,15 +100,15 @@ def _copied(plan: Plan, session: Session, wait: float | None) -> Iterator[Callba
 
 
 def _bring_best(bring: Callable[[int], None], folder: Path) -> None:
-    """The checkpoint of the best validation, which stays beside the newest."""
-    found = newest(folder / "checkpoints")
-    best = EarlyStopping.read(standing_of(found)) if found is not None else EarlyStopping()
-    if found is not None and best.step and best.step != found.step:
+    """Brings the checkpoint of the best validation, which stays beside the newest."""
+    checkpoint = newest(folder / "checkpoints")
+    best = EarlyStopping.read(standing_of(checkpoint)) if checkpoint is not None else EarlyStopping()
+    if checkpoint is not None and best.step and best.step != checkpoint.step:
         bring(best.step)
 
 
 def _also(callbacks: Callbacks, mirror: Any) -> Callbacks:
-    """The caller's callbacks, and the copy's after them. The run ends where another machine goes on with it."""
+    """Returns the caller's callbacks, and the copy's after them. The run ends where another machine goes on with it."""
 
     def step(record: Any) -> None:
         callbacks.step(record)
@@ -126,7 +126,7 @@ def _also(callbacks: Callbacks, mirror: Any) -> Callbacks:
 
 
 def _finish_interrupted(finish: Callable[[float], None], error: Interrupted, seconds: float) -> None:
-    """A run that was stopped has its last checkpoint in the store, or ends with that error."""
+    """Sees that a run that was stopped has its last checkpoint in the store, or ends with that error."""
     try:
         finish(seconds)
     except RemoteError as missing:
@@ -134,7 +134,7 @@ def _finish_interrupted(finish: Callable[[float], None], error: Interrupted, sec
 
 
 def _try_to_finish(finish: Callable[[float], None], seconds: float) -> None:
-    """A run that failed says what failed; what the store lacks costs a warning."""
+    """Sends what a run that failed still has; what the store lacks costs a warning."""
     try:
         finish(seconds)
     except RemoteError as missing:

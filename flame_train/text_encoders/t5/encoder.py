@@ -16,7 +16,7 @@ from flame_train.data.padding import Padding, Paddings
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import int32
-from flame_train.io.hub import placed
+from flame_train.io.hub import path_of_setting
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.part import Part
 from flame_train.settings import field
@@ -109,7 +109,7 @@ class T5(TextEncoder):
         """The config's vocabulary, or one beside the encoder or checkpoint, or T5 v1.1's. Raises ModelFileError."""
         option = "text_encoders.t5_vocabulary of a config, --t5-vocabulary of sample"
         if self.vocabulary_file:
-            return T5Tokenizer(named_vocabulary(placed(self.vocabulary_file), option))
+            return T5Tokenizer(named_vocabulary(path_of_setting(self.vocabulary_file), option))
         network = self.part.network
         assert isinstance(network, T5Encoder)
         return T5Tokenizer(find_vocabulary(self.places, option, network.arch.vocabulary))

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from flame_train.data.grid import write_png
-from flame_train.disk.files import make_folder, refuse_place
+from flame_train.disk.preflight import make_folder, refuse_place
 from flame_train.errors import FlameError, OutputError, is_out_of_memory
 
 from .lora_step import BenchCase, step

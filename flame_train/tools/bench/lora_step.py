@@ -29,10 +29,9 @@ from flame_train.models.common.control import by_name
 from flame_train.models.common.model import Denoiser, Model
 from flame_train.networks.blocks import BlockNetwork, Checkpointing, whole_blocks
 from flame_train.networks.streaming import StreamedWeights
-from flame_train.run.check.adapter import adapted_layers
-from flame_train.run.check.blocks import blocks_named, blocks_streamed
+from flame_train.run.check.adapted_layers import adapted_layers, blocks_named, blocks_streamed
 from flame_train.run.check.check import storage_of
-from flame_train.run.train.state import make_state
+from flame_train.run.train.step_state import make_state
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.session import Session
 from flame_train.training.step import State, micro, reduce, update

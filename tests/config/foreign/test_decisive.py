@@ -9,7 +9,7 @@ import pytest
 from flame_train import cli
 from flame_train.config.load import load
 from flame_train.errors import ConfigError
-from flame_train.tools.import_config import import_config, told
+from flame_train.tools.import_config import as_text, import_config
 
 from . import in_their_style as styles
 
@@ -39,7 +39,7 @@ def test_a_loss_that_decides_stops_it_and_comes_first(tmp_path: Path, what: str)
     assert not out.exists()
     result = import_config(str(source), out, family, partial=True)
     assert f"  {result['listed'][0]}" == first
-    assert told(result).splitlines()[3] == first
+    assert as_text(result).splitlines()[3] == first
 
 
 def test_the_command_says_so_and_ends_with_two(tmp_path: Path) -> None:

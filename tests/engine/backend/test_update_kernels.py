@@ -30,9 +30,9 @@ from flame_train.engine.optim import (
 )
 from flame_train.engine.optim.update import FusedUpdate, ReferenceUpdate
 from flame_train.optimizers.lion import LionRule
+from flame_train.run.train.step_state import build_optimizer
 from flame_train.schedules.rex import Rex
 from flame_train.schedules.warmup_stable_decay import WarmupStableDecay
-from flame_train.training.optimizer import build_optimizer
 
 SHAPES = {"a": (300, 7), "b": (65,), "c": (1,), "d": (128,)}
 LINKS = [ClipValue(0.3), ClipNorm(5.0), GradientNoise(0.01, seed=2**63 + 5)]

@@ -10,8 +10,8 @@ from flame_train.config.load import from_options
 from flame_train.diffusion.preservation import PRESERVATIONS
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
+from flame_train.run.train.step_state import build_optimizer
 from flame_train.training.batch import Batch, HostBatch
-from flame_train.training.optimizer import build_optimizer
 from flame_train.training.step import Noised, State, micro
 from tests.parity.models.test_t5 import norms_in_fp64
 from tests.parity.models.test_twin_runs import one_thread

@@ -12,7 +12,7 @@ from flame_train.diffusion.objectives import Objective
 from flame_train.engine import Parameter, Tensor, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
-from flame_train.training.optimizer import build_optimizer
+from flame_train.run.train.step_state import build_optimizer
 from tests.parity.models.test_t5 import norms_in_fp64
 from tests.parity.models.test_twin_runs import one_thread
 from tests.parity.twins import flux

@@ -16,7 +16,7 @@ from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.diffusion.objectives import Objective
 from flame_train.engine.backend import get_backend
 from flame_train.models.sdxl.unet import UNet
-from flame_train.training.optimizer import build_optimizer
+from flame_train.run.train.step_state import build_optimizer
 from tests.parity.models.test_twin_runs import STEPS, drawn, names_there, one_thread
 from tests.parity.twins import sdxl
 

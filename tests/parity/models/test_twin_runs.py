@@ -14,7 +14,7 @@ from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
 from flame_train.models.sdxl.unet import UNet
-from flame_train.training.optimizer import build_optimizer
+from flame_train.run.train.step_state import build_optimizer
 from tests.parity.test_optimizers import published
 from tests.parity.twins import sdxl
 

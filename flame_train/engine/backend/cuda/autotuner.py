@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ....disk.atomic_write import write_atomically
+from ....disk.preflight import user_cache
 from ....errors import OutputError
-from ....user_cache import user_cache
 from .tuning import SM_90, Tuning
 
 _LOG = logging.getLogger(__name__)

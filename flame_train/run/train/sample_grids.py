@@ -1,0 +1,205 @@
+"""Sample grids of a run: its processes share the images, and the leading one writes the grid."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from flame_train.adapters.attach import Attached, at_strength, shared
+from flame_train.config.schema import Config
+from flame_train.data.grid import Pixels, grid, png
+from flame_train.data.views import ViewedImage
+from flame_train.distributed.group import ProcessGroup
+from flame_train.engine import nn
+from flame_train.engine.backend import get_backend
+from flame_train.engine.mode import deterministic
+from flame_train.errors import Interrupted, OtherRankFailed, is_device_failure
+from flame_train.io.runfolder import RunFolder
+from flame_train.models.common.model import Denoiser, Example, Model
+from flame_train.networks.streaming import StreamedWeights
+from flame_train.networks.swapped_weights import SwappedWeights
+from flame_train.networks.vae.autoencoder import LoadedVae
+from flame_train.run.check.check import storage_of
+from flame_train.run.encode.encode import Encoded
+from flame_train.run.plan.plan import Plan
+from flame_train.run.sampling.draw import generate_image, sampler_spec
+from flame_train.run.sampling.requests import Request
+from flame_train.training.session import Session
+
+_LOG = logging.getLogger(__name__)
+
+
+def grid_writer(
+    plan: Plan, encoded: Encoded, denoiser: Denoiser, attached: Attached, folder: RunFolder, session: Session
+) -> Callable[[int], None]:
+    """Writes the grid of a step, sampled with the network's weights at the time of the call.
+
+    Args:
+        plan: the plan of the run.
+        encoded: the encoded dataset, which has the prompts' arrays.
+        denoiser: the network.
+        attached: its adapters.
+        folder: the run folder.
+        session: its processes share the images, and all of them call the function.
+
+    Returns:
+        A function of the step; it does nothing if the config wants no grids.
+    """
+    sampled = grid_sampler(plan, plan.requests, encoded.caption, encoded.shown, denoiser, attached, session)
+
+    def write(step: int) -> None:
+        pixels = None if sampled is None else sampled()
+        if pixels is not None and session.group.leads:
+            folder.write_sample(step, png(pixels))
+
+    return write
+
+
+def grid_sampler(
+    plan: Plan,
+    images: Sequence[Request],
+    captions: Callable[[str, Sequence[ViewedImage]], Example],
+    controls: Callable[[Sequence[ViewedImage]], Example],
+    denoiser: Denoiser,
+    attached: Attached,
+    session: Session,
+    vae: LoadedVae | None = None,
+) -> Callable[[], Pixels] | None:
+    """Makes a function that samples a grid with the network's weights at the time of the call.
+
+    Args:
+        plan: the plan of the run.
+        images: the images.
+        captions: the arrays of a prompt that is shown with these control images.
+        controls: the arrays of control images.
+        denoiser: the network.
+        attached: its adapters.
+        session: its processes share the images; each gets the whole grid.
+        vae: the loaded decoder; None: it is loaded here.
+
+    Returns:
+        The function; None if no image is wanted.
+    """
+    if not images:
+        return None
+    c, model, device, group = plan.config, plan.checked.sample_model, session.device, session.group
+    specs = [sampler_spec(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in images]
+    preview = None if model is plan.model else load_preview(model, c, denoiser, device)
+    denoiser, acting = sampling_with(attached, denoiser, preview, c.text_encoders.train)
+    vae = vae or model.vae.load(c.model.vae_precision, device, c.model.vae_tile)
+    beside = [controls(request.images) for request in images]
+    mine: dict[int, Pixels] = {}
+
+    def sample(i: int) -> None:
+        with acting(images[i].strength):
+            read = partial(_read, captions, images[i].images)
+            mine[i] = generate_image(images[i], specs[i], read, denoiser, vae, session.stop, beside[i])
+
+    def sample_grid() -> Pixels:
+        mine.clear()
+        # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
+        with group.barrier(alone=is_device_failure), deterministic(True):
+            for i in group.share(len(images)):
+                get_backend(device).run_once(partial(sample, i))
+        return grid(_of_all(mine, len(images), group))
+
+    return sample_grid
+
+
+def _read(
+    captions: Callable[[str, Sequence[ViewedImage]], Example], images: Sequence[ViewedImage], text: str
+) -> Example:
+    return captions(text, images)
+
+
+def _of_all(mine: Mapping[int, Pixels], count: int, group: ProcessGroup) -> list[Pixels]:
+    """Returns the images 0 to `count`, each sampled by one process of the group."""
+    sent = json.dumps({i: [*image.shape, base64.b64encode(image.tobytes()).decode()] for i, image in mine.items()})
+    received = {i: image for text in group.all_gather(sent) for i, image in json.loads(text).items()}
+    images = (received[str(i)] for i in range(count))
+    return [np.frombuffer(base64.b64decode(raw), np.uint8).reshape(shape) for *shape, raw in images]
+
+
+def best_effort(sample_images: Callable[[int], None]) -> Callable[[int], None]:
+    """Returns the function, whose failure costs the image, never the run. A signal ends it; the loop handles that."""
+
+    def attempt(step: int) -> None:
+        try:
+            sample_images(step)
+        except Interrupted:
+            return
+        except OtherRankFailed as e:
+            if not e.by_signal:
+                _LOG.warning("no sample grid at step %d: %s", step, e)
+        except Exception as e:  # a decoder may run out of memory, a disk out of room: training goes on
+            if is_device_failure(e):
+                raise
+            _LOG.warning("no sample grid at step %d: %s: %s", step, type(e).__name__, e)
+
+    return attempt
+
+
+def load_preview(model: Model, config: Config, denoiser: Denoiser, device: str) -> tuple[Denoiser, SwappedWeights]:
+    """Returns the loaded denoiser of `model`, which waits in host memory, and what lends it the place of the base's.
+
+    Args:
+        model: the model of `opened_for_samples`.
+        config: the settings.
+        denoiser: the loaded base, and the text encoders that run.
+        device: "cuda" or "cpu".
+
+    Returns:
+        Both.
+    """
+    preview = model.load_denoiser(
+        device=device,
+        dtype=config.train.precision,
+        storage=storage_of(config.model.quantize, config.model.arithmetic),
+        guidance_scale=config.loss.guidance_scale,
+        streamed=model.network.named_blocks(),
+    )
+    return replace(preview, text=denoiser.text), SwappedWeights(
+        preview.network, denoiser.network, _on_host(preview.network)
+    )
+
+
+def _on_host(network: Any) -> frozenset[int]:
+    """Returns the ids of the tensors that wait in host memory."""
+    policy = next(iter(network.named_blocks().values())).weight_policy
+    assert isinstance(policy, StreamedWeights)
+    return policy.tensors
+
+
+def sampling_with(
+    attached: Attached, denoiser: Denoiser, preview: tuple[Denoiser, SwappedWeights] | None, trained: Collection[str]
+) -> tuple[Denoiser, Callable[[float], AbstractContextManager[nn.Module]]]:
+    """Returns the denoiser that samples images, and a context in which its adapters act so strongly.
+
+    Args:
+        attached: the adapters of the base.
+        denoiser: the base.
+        preview: what `load_preview` made; None: the base samples.
+        trained: the keys of the text encoders that are trained.
+
+    Returns:
+        The denoiser, and a function from a strength to the context.
+    """
+    if preview is None:
+        return denoiser, lambda strength: at_strength(attached, strength)
+    other, borrowed = preview
+    adapters = shared(attached, other.networks(trained))
+
+    @contextmanager
+    def acting(strength: float) -> Iterator[nn.Module]:
+        with borrowed.in_place(), at_strength(adapters, strength) as model:
+            yield model
+
+    return other, acting
