@@ -51,7 +51,7 @@ from flame_train.run.plan import encoding, plan
 from flame_train.run.train import train_run
 watch(plan, "check", "stage: check")
 watch(plan, "make_plan", "stage: plan")
-watch(stages, "_predicted", "prediction, on a thread")
+watch(stages, "predict_ahead", "prediction, on a thread")
 watch(encoding.Encoding, "keys", "hashes of networks")
 watch(stages, "encode", "stage: encode")
 watch(encode, "_encode_captions", "captions encoded")
