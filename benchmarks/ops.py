@@ -21,7 +21,7 @@ from benchmarks import sizes
 from benchmarks.flops import differentiable, on_device
 from benchmarks.ready import Ready, all_ready
 from benchmarks.torch_ops import empty_torch_cache, torch_seconds
-from flame_train.engine import Tensor, grad, no_grad, set_float32_matmul_precision
+from flame_train.engine import Tensor, grad, lazy, no_grad, set_float32_matmul_precision
 from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.dispatch import explain
 from flame_train.engine.dtype import as_dtype, is_float
@@ -90,6 +90,7 @@ def run(
         EnvironmentFault: `against` is not installed.
         RuntimeError: the only op failed.
     """
+    lazy.load_ops()
     _check_names(names)
     if against and importlib.util.find_spec(against) is None:
         raise EnvironmentFault(f"bench ops --against {against}: it is not installed; leave the option out")

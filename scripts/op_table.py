@@ -37,7 +37,10 @@ def measure(path: Path, precisions: Sequence[str], seconds: float, some: Sequenc
         some: the ops, besides those that were not reached before; none: all.
     """
     from benchmarks import ops
+    from flame_train.engine import lazy
     from flame_train.engine.op import REGISTRY
+
+    lazy.load_ops()
 
     end = time.monotonic() + seconds
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}

@@ -57,6 +57,14 @@ EXACT = ("schedule_free_adamw", "adamw8bit")
 LINKS = [ClipValue(15.0), ClipNorm(50.0), GradientNoise(0.01, seed=7)]
 
 
+ELSEWHERE = {"adamw", "sgd", "lion", "muon"}
+"""Rules that `test_update_kernels.py` compares, and one that runs operation by operation."""
+
+
+def test_no_optimizers_rule_is_left_out() -> None:
+    assert {name for name, _ in CASES} | ELSEWHERE == set(OPTIMIZERS)
+
+
 def make(device: str, name: str, keys: dict[str, Any], links: list[Any]) -> Optimizer:
     rng = np.random.default_rng(0)
     ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in SHAPES.items()]
