@@ -18,7 +18,7 @@ from flame_train.config.located import ConfigWithSource, place_of
 from flame_train.config.read import Layered, given_layer, read_layers
 from flame_train.config.schema import REPEATED, Config
 from flame_train.config.suggest import answer, did_you_mean, nearest_section
-from flame_train.config.updates import LONGEST_RUN
+from flame_train.config.training_sections import LONGEST_RUN
 from flame_train.errors import ConfigError, kind_of
 from flame_train.io.json_values import toml_tree
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from flame_train.data.captions import hidden
+from flame_train.data.caption_formats import hidden
 
 _FLAG = re.compile(r"(?:^|\s)--(?=[A-Za-z])")
 _WORD = re.compile(r"([A-Za-z][\w-]*)(?:[\s=]+(.*))?", re.DOTALL)

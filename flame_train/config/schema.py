@@ -15,7 +15,7 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import Rule
 from flame_train.config.memory_budget import MemorySection
 from flame_train.config.repeated import CheckpointSection, Repeated, SampleSection, ValidationSection
-from flame_train.config.updates import (
+from flame_train.config.training_sections import (
     GradientSection,
     LogSection,
     OptimizerSection,
@@ -23,7 +23,7 @@ from flame_train.config.updates import (
     ScheduleSection,
     TrainSection,
 )
-from flame_train.data.caption_tools import CaptionKeys
+from flame_train.data.caption_variants import CaptionKeys
 from flame_train.data.sets import DataSet, SetKeys
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import NOISE_KINDS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from flame_train.data.captions import METADATA_NAMES, Entry, hidden, read_captions, read_metadata
+from flame_train.data.caption_formats import METADATA_NAMES, Entry, hidden, read_captions, read_metadata
 from flame_train.data.walk import alike, matcher
 from flame_train.errors import DataError, counted, shown
 

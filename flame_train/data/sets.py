@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from flame_train.data.caption_tools import CaptionKeys
+from flame_train.data.caption_variants import CaptionKeys
 from flame_train.data.views import ViewRule
 from flame_train.io.addresses import local_place
 from flame_train.settings import Section, field, one_or_several

@@ -21,7 +21,7 @@ from ..engine.random import Rng
 from .losses import LossKind, NoiseLevel
 from .losses.mse import Mse
 from .noise import Noise
-from .streams import Stream
+from .random_streams import Stream
 from .timestep_sampling import TimestepSampling
 from .timestep_sampling.uniform import Uniform
 from .weightings import Weighting

@@ -11,7 +11,7 @@ from flame_train.config.prompts import Prompt
 from flame_train.config.render import commented, flat, toml_value
 from flame_train.config.repeated import CheckpointSection, SampleSection, ValidationSection
 from flame_train.config.schema import Config, DataSection, LoraSection, ModelSection
-from flame_train.config.updates import OptimizerSection, OutputSection, ScheduleSection, TrainSection
+from flame_train.config.training_sections import OptimizerSection, OutputSection, ScheduleSection, TrainSection
 from flame_train.data.sets import DataSet
 from flame_train.models.common.small import QuickstartSpec
 

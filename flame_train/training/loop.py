@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flame_train.config.updates import GradientSection, TrainSection
+from flame_train.config.training_sections import GradientSection, TrainSection
 from flame_train.disk.failpoint import fail_point, inject_nan
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend

@@ -9,7 +9,7 @@ from typing import Final
 
 from flame_train.adapters.formats import FORMATS
 from flame_train.config.repeated import CheckpointSection, SampleSection
-from flame_train.config.updates import GradientSection, LogSection, OutputSection, TrainSection
+from flame_train.config.training_sections import GradientSection, LogSection, OutputSection, TrainSection
 from flame_train.disk.atomic_write import remove
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.open_folder import Location

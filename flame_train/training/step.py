@@ -13,7 +13,7 @@ from flame_train.adapters.dropping import Drops
 from flame_train.diffusion.objectives import TrainingObjective
 from flame_train.diffusion.preservation import Preservation
 from flame_train.diffusion.preservation.off import Off
-from flame_train.diffusion.streams import Stream
+from flame_train.diffusion.random_streams import Stream
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor, nn, no_grad
 from flame_train.engine.backend import Backend

@@ -8,9 +8,9 @@ import pytest
 from flame_train.adapters.attach import attach
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import LayerSettings, Rule, apply_rules, rates
+from flame_train.config.compatibility import differences
 from flame_train.config.load import from_options
 from flame_train.config.render import resolved
-from flame_train.config.resume import differences
 from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError

@@ -11,7 +11,7 @@ from flame_train.config.schema import LossSection
 from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.noise.immiscible import nearest_first
 from flame_train.diffusion.noise.pyramid import enlarged
-from flame_train.diffusion.streams import Stream
+from flame_train.diffusion.random_streams import Stream
 from flame_train.engine import Tensor, tensor
 from flame_train.engine.random import Rng
 

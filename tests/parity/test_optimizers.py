@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.config.updates import GradientSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.config.training_sections import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.engine import Parameter, capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import METRICS, Optimizer

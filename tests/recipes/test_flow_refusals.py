@@ -14,7 +14,7 @@ from PIL import Image
 
 from flame_train import cli
 from flame_train.config.schema import Config, DataSection, LossSection, ModelSection, SampleSection, TextEncodersSection
-from flame_train.config.updates import OutputSection
+from flame_train.config.training_sections import OutputSection
 from flame_train.errors import ConfigError
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flame_train.config.schema import Config, DataSection, ModelSection, SampleSection, TextEncodersSection
-from flame_train.config.updates import OutputSection, TrainSection
+from flame_train.config.training_sections import OutputSection, TrainSection
 from flame_train.data.padding import collate
 from flame_train.engine import Tensor
 from flame_train.models.registry import FAMILIES

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from flame_train.config.updates import GradientSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.config.training_sections import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.engine import Parameter
 from flame_train.engine.backend import get_backend
 from flame_train.run.train.step_state import build_optimizer

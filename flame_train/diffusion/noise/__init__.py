@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flame_train.diffusion.streams import Stream
+from flame_train.diffusion.random_streams import Stream
 from flame_train.engine import Tensor
 from flame_train.engine.random import Rng
 from flame_train.settings import Section, entries_in

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flame_train.diffusion.streams import Stream
+from flame_train.diffusion.random_streams import Stream
 from flame_train.engine import Tensor
 from flame_train.engine.random import Rng
 from flame_train.settings import field

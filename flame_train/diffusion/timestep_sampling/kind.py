@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flame_train.diffusion.streams import Stream as Stream
+from flame_train.diffusion.random_streams import Stream as Stream
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import Array
 from flame_train.engine.random import Rng

@@ -19,8 +19,8 @@ from flame_train.io.digests import Digests
 from flame_train.io.keymap import Shape, Source
 from flame_train.io.weight_files import StoredNf4, Weights
 from flame_train.io.weights import open_weights
+from flame_train.networks.block_offload import StreamedWeights
 from flame_train.networks.files.build_parts import Native, digest
-from flame_train.networks.streaming import StreamedWeights
 from flame_train.progress import progress
 
 

@@ -16,7 +16,7 @@ from flame_train.adapters.kinds import Factors
 from flame_train.adapters.targets import LayerSettings
 from flame_train.config.located import ConfigWithSource, ErrorCollector
 from flame_train.config.schema import Config, DataSection, LossSection
-from flame_train.data.caption_tools import CaptionKeys
+from flame_train.data.caption_variants import CaptionKeys
 from flame_train.data.sets import image_sets
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS

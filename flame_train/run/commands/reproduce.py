@@ -14,9 +14,9 @@ import numpy as np
 
 from flame_train.adapters.attach import Attached
 from flame_train.adapters.metadata import model_spec
+from flame_train.config.compatibility import table
 from flame_train.config.load import load_located
 from flame_train.config.located import ConfigWithSource
-from flame_train.config.resume import table
 from flame_train.errors import ConfigError, DataError, ModelFileError, OutputError
 from flame_train.io.hub import fetching
 from flame_train.io.json_values import json_tree

@@ -16,7 +16,7 @@ from flame_train.config.checks import broken
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.errors import ConfigError
-from flame_train.networks.streaming import BUFFERS
+from flame_train.networks.block_offload import BUFFERS
 from flame_train.run.check.adapted_layers import block_sizes, blocks_named, blocks_streamed, text_share
 from flame_train.run.plan.plan import Plan
 

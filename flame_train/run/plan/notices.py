@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from flame_train.config.schema import Config
-from flame_train.config.updates import OptimizerSection
-from flame_train.data.captions import hidden
+from flame_train.config.training_sections import OptimizerSection
+from flame_train.data.caption_formats import hidden
 from flame_train.data.order import BatchSchedule
 from flame_train.data.samples import EncoderInput, Samples
 from flame_train.data.sets import DataSet

@@ -17,7 +17,7 @@ from flame_train.config.checks import broken
 from flame_train.config.located import ConfigWithSource, together
 from flame_train.config.prompt_flags import unread
 from flame_train.config.schema import Config
-from flame_train.config.updates import LONGEST_RUN
+from flame_train.config.training_sections import LONGEST_RUN
 from flame_train.data.order import BatchSchedule
 from flame_train.data.padding import Paddings
 from flame_train.data.samples import EncoderInput, Sample, Samples, encoder_inputs

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flame_train.config.compatibility import differences, incompatible_settings
 from flame_train.config.render import resolved
-from flame_train.config.resume import differences, incompatible_settings
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples, encoder_inputs
 from flame_train.disk.atomic_write import write_atomically

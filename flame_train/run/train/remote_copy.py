@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.config.resume import differences
+from flame_train.config.compatibility import differences
 from flame_train.errors import Interrupted, RemoteError
 from flame_train.io.commit import newest
 from flame_train.run.plan.plan import Plan

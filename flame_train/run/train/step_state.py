@@ -15,7 +15,7 @@ from flame_train.adapters.initial_lora import start_from
 from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.targets import LayerSettings, rates
 from flame_train.config.schema import Config, LossSection
-from flame_train.config.updates import GradientSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.config.training_sections import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.diffusion.preservation import Preservation
 from flame_train.diffusion.preservation.off import Off
 from flame_train.engine import Parameter, Tensor

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flame_train.config.schema import Config
-from flame_train.config.updates import GradientSection, OptimizerSection, TrainSection
+from flame_train.config.training_sections import GradientSection, OptimizerSection, TrainSection
 from flame_train.engine import Parameter, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float32

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flame_train.config.resume import differences
+from flame_train.config.compatibility import differences
 from flame_train.config.schema import Config
 from flame_train.errors import RemoteError
 from flame_train.remote import faults

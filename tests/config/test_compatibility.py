@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from flame_train.config.compatibility import differences
 from flame_train.config.render import resolved
-from flame_train.config.resume import differences
 from flame_train.config.schema import Config
 from flame_train.optimizers import OPTIMIZERS
 

@@ -13,7 +13,7 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine.autograd.versions import VERSIONS
 from flame_train.engine.backend.base import Offloaded
 from flame_train.engine.dtype import Array
-from flame_train.networks.streaming import arrays_of, memory_order
+from flame_train.networks.block_offload import arrays_of, memory_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flame_train.data.captions import MAX_CAPTION_BYTES, decode_text, read_captions, read_metadata
+from flame_train.data.caption_formats import MAX_CAPTION_BYTES, decode_text, read_captions, read_metadata
 from flame_train.errors import DataError
 
 TEXT = "ein Füchschen, 狐 🦊"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flame_train.data.caption_tools import CaptionKeys, expand
+from flame_train.data.caption_variants import CaptionKeys, expand
 from flame_train.errors import DataError
 
 TAGS = st.lists(st.text("abcxyz ", min_size=1, max_size=5).map(str.strip).filter(bool), min_size=1, max_size=9)
