@@ -136,7 +136,15 @@ def _escape(character: str) -> str:
 
 def _with_choice(key: Key) -> str:
     (choice,), (names,) = zip(*key.only.items(), strict=True)
-    return f"with {choice.partition('.')[2]} = {' or '.join(map(toml_value, names))}: {_comment(key)}"
+    return (
+        f"with {choice.partition('.')[2]} = {' or '.join(_choice_with_default(key, n) for n in names)}: {_comment(key)}"
+    )
+
+
+def _choice_with_default(key: Key, name: str) -> str:
+    """Returns a choice that has a key, with the key's default there where that is another than the one shown."""
+    default = key.defaults.get(name, key.default)
+    return toml_value(name) + ("" if default == key.default else f" (default {toml_value(default)})")
 
 
 def _comment(key: Key) -> str:

@@ -95,6 +95,17 @@ def _check_commented(text: str, elsewhere: set[str]) -> None:
     assert found == {path for path in elsewhere if keys()[path].only}
 
 
+def test_a_key_that_choices_share_tells_each_ones_default() -> None:
+    text = configs()["reference.toml"]
+    shared = [key for key in keys().values() if len(set(map(repr, key.defaults.values()))) > 1 and key.only]
+    assert {"optimizer.momentum", "loss.snr_gamma"} <= {key.path for key in shared}
+    for key in shared:
+        (line,) = (line for line in text.splitlines() if line.startswith(f"# {key.name} = "))
+        shown = tomllib.loads(line.removeprefix("# "))[key.name]
+        for name, default in key.defaults.items():
+            assert default == shown or f'"{name}" (default {toml_value(default)})' in line
+
+
 def test_the_committed_configs_are_the_templates() -> None:
     written = {path.name: path.read_text(encoding="utf-8") for path in CONFIGS.glob("*.toml") if path not in SMALLER}
     assert written == configs()

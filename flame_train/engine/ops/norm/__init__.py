@@ -1,1 +1,1 @@
-"""Normalizations and softmax."""
+"""Normalizations."""
