@@ -109,7 +109,7 @@ class DataSet(SetKeys):
         return self.regularization_weight if self.regularization else 1.0
 
     @property
-    def taught(self) -> bool:
+    def base_is_target(self) -> bool:
         """Whether the base model's prediction is the target of its images."""
         return self.regularization and self.regularization_target == "base"
 

@@ -77,12 +77,12 @@ def sender(backend: Backend, dtype: DType) -> Callable[[HostBatch], HostBatch]:
 class Batch:
     """Device buffers, at fixed addresses, for batches of one signature.
 
-    `told` (2, B), fp32, is where a step writes each sample's loss and noise level, if anybody wants them.
+    `per_image_loss` (2, B), fp32, is where a step writes each sample's loss and noise level, if anybody wants them.
     """
 
     def __init__(self, like: HostBatch, backend: Backend, dtype: DType | str, *, telling: bool = False) -> None:
         self._backend, self._dtype = backend, as_dtype(dtype)
-        self.told: Array | None = backend.empty((2, len(like.samples)), as_dtype("fp32")) if telling else None
+        self.per_image_loss: Array | None = backend.empty((2, len(like.samples)), as_dtype("fp32")) if telling else None
         self._arrays = {name: backend.empty(a.shape, a.dtype) for name, a in device_arrays(like, self._dtype).items()}
 
     @property
@@ -110,7 +110,7 @@ class Batch:
         array = self._arrays.get(LOSS_WEIGHT)
         return None if array is None else Tensor(array)
 
-    def taught(self) -> Tensor | None:
+    def base_is_target(self) -> Tensor | None:
         """Gives fp32 (B, 1, 1, 1), 1 for examples whose target is the base model's prediction; None: there are none."""
         array = self._arrays.get(BASE_IS_TARGET)
         return None if array is None else Tensor(array)

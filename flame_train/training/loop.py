@@ -35,7 +35,7 @@ class _Pending:
     """A step whose figures are on their way to the host.
 
     `begin` is when it was launched; `end` when it was done, if the device does not work on by itself. `gradients` are
-    norms by block, of the steps that log them. `told` has of each micro-batch its files, and their losses and levels.
+    norms by block, of the steps that log them. `image_losses` has each micro-batch's files, their losses and levels.
     """
 
     step: int
@@ -46,7 +46,7 @@ class _Pending:
     begin: float
     end: float | None
     gradients: Mapping[str, float]
-    told: tuple[tuple[tuple[str, ...], Callable[[], np.ndarray[Any, Any]]], ...]
+    image_losses: tuple[tuple[tuple[str, ...], Callable[[], np.ndarray[Any, Any]]], ...]
 
 
 def train(run: Run) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class _Figures:
         images, every = self._run.images, self._run.log.images_every
         if images is None:
             return {}
-        for files, losses in pending.told:
+        for files, losses in pending.image_losses:
             images.add(files, losses())
         return {} if pending.step % every else {"images": images.summary()}
 
@@ -245,8 +245,8 @@ class _Stepper:
             batch.fill(host)
             run_micro()
             files += host.files
-            if batch.told is not None:
-                image_losses.append((host.files, self._backend.get_async(batch.told)))
+            if batch.per_image_loss is not None:
+                image_losses.append((host.files, self._backend.get_async(batch.per_image_loss)))
             images += batch.size
         fail_point("train.before_update")
         inject_nan("train.gradient", run.state.optimizer.arena.grads)

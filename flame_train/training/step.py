@@ -161,10 +161,10 @@ def micro(s: State, batch: Batch) -> None:
     if s.preservation.active:
         preserved = _preserved(s, noised)
         each = preserved if each is None else each
-    if batch.told is not None:
+    if batch.per_image_loss is not None:
         assert each is not None
-        batch.told[0] = each.data
-        batch.told[1] = s.objective.levels(noised.t).data
+        batch.per_image_loss[0] = each.data
+        batch.per_image_loss[1] = s.objective.levels(noised.t).data
 
 
 def _preserved(s: State, noised: Noised) -> Tensor:
@@ -190,10 +190,10 @@ def losses_of(
     noised: Noised, objective: TrainingObjective, off: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Tensor:
     """Computes each sample's loss (B,), fp32; `off` leaves adapters out, for samples whose target the base gives."""
-    is_taught, target = noised.batch.taught(), None
-    if is_taught is not None:
+    share, target = noised.batch.base_is_target(), None
+    if share is not None:
         base = base_prediction(noised, off)
-        target = is_taught * base + (1.0 - is_taught) * objective.target(noised.latents, noised.noise, noised.t)
+        target = share * base + (1.0 - share) * objective.target(noised.latents, noised.noise, noised.t)
     weight = noised.batch.loss_weight()
     return objective.losses(noised.prediction(), noised.latents, noised.noise, noised.t, weight, target)
 

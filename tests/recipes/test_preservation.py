@@ -99,7 +99,7 @@ def test_the_base_model_is_asked_for_its_samples_alone(run: Run, drawn: Path, tm
     with _loader(plan, encoded, 0, state, "cpu") as loader:
         for number in range(plan.order.batches_per_epoch):
             index = plan.order.batch_at(number).indices[0]
-            taught.append((BASE_IS_TARGET in loader.take().arrays, plan.samples.rows[index].set.taught))
+            taught.append((BASE_IS_TARGET in loader.take().arrays, plan.samples.rows[index].set.base_is_target))
     assert all(found == wanted for found, wanted in taught)
     assert {wanted for _, wanted in taught} == {False, True}
 

@@ -84,7 +84,7 @@ class AnimaArch(TransformerArch):
             rank=_shape(shapes, "blocks.0.adaln_modulation_self_attn.1.weight")[0],
             stretch=_stretch(stated),
         )
-        stated.must(
+        stated.require(
             num_attention_heads=width // head_dim,
             attention_head_dim=head_dim,
             mlp_ratio=arch.hidden / width,

@@ -82,7 +82,7 @@ class ChromaArch(DoubleSingleArch):
             hidden=hidden,
             layers=block_count(shapes, "distilled_guidance_layer.layers"),
         )
-        stated.must(
+        stated.require(
             attention_head_dim=arch.head_dim,
             num_attention_heads=arch.width // arch.head_dim,
             axes_dims_rope=axes_of(arch.head_dim),

@@ -91,7 +91,7 @@ class FluxArch(DoubleSingleArch):
             pooled_dim=_shape(shapes, "vector_in.in_layer.weight")[1],
             guidance="guidance_in.in_layer.weight" in shapes,
         )
-        stated.must(attention_head_dim=arch.head_dim, axes_dims_rope=arch.axes, patch_size=1)
+        stated.require(attention_head_dim=arch.head_dim, axes_dims_rope=arch.axes, patch_size=1)
         return arch
 
     @property

@@ -77,7 +77,7 @@ class Flux2Arch(DoubleSingleArch):
             mlp=_shape(shapes, "double_blocks.0.img_mlp.2.weight")[1],
             channels=_shape(shapes, "img_in.weight")[1],
         )
-        stated.must(
+        stated.require(
             attention_head_dim=arch.head_dim,
             num_attention_heads=arch.width // arch.head_dim,
             axes_dims_rope=arch.axes,

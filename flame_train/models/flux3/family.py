@@ -134,5 +134,5 @@ class Flux3Family(FlowFamily):
 def _shift_beside(base: Path) -> float:
     """Returns what the scheduler in a folder states. Raises ModelFileError for a scheduler of another kind."""
     stated = stated_in(base, "scheduler/scheduler_config.json")
-    stated.must(use_dynamic_shifting=False, invert_sigmas=False, shift_terminal=None)
+    stated.require(use_dynamic_shifting=False, invert_sigmas=False, shift_terminal=None)
     return stated.number("shift", _SHIFT)

@@ -80,7 +80,7 @@ class Flux3Arch(TransformerArch):
             context_dim=_shape(shapes, "txt_in.weight")[1],
             flow_map=_FLOW_MAP in shapes,
         )
-        stated.must(
+        stated.require(
             attention_head_dim=arch.head_dim,
             num_attention_heads=width // arch.head_dim,
             axes_dims_rope=arch.axes,
@@ -259,12 +259,12 @@ class Flux3(BlockNetwork):
     def _times(self, times_B: Tensor, target_B: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
         """silu of the vectors (B, D) of the image's time, and of 0, which the text and control images are told."""
 
-        def told(embedder: MLPEmbedder, levels: Tensor) -> Tensor:
+        def embedded(embedder: MLPEmbedder, levels: Tensor) -> Tensor:
             return embedder(F.timestep_embedding(levels * 1000.0, FREQUENCIES, dtype=like.dtype))
 
-        both = told(self.time_in, times_B), told(self.time_in, times_B * 0.0)
+        both = embedded(self.time_in, times_B), embedded(self.time_in, times_B * 0.0)
         if target_B is not None:
-            goal = told(self.ref_time_in, target_B)
+            goal = embedded(self.ref_time_in, target_B)
             both = both[0] + goal, both[1] + goal
         return F.silu(both[0]), F.silu(both[1])
 

@@ -101,7 +101,7 @@ class Krea2Arch:
             theta=stated.number("rope_theta", _THETA),
             eps=stated.number("norm_eps", _EPS),
         )
-        stated.must(
+        stated.require(
             attention_head_dim=head_dim,
             num_attention_heads=arch.heads,
             num_key_value_heads=arch.kv_heads,

@@ -136,7 +136,7 @@ def _taps(parts: Mapping[str, Part], index: Stated) -> tuple[int, ...]:
     ModelFileError where denoiser and text encoder do not belong together.
     """
     denoiser, encoder = network_of(parts["transformer"], Krea2), network_of(parts["text_encoder"], Qwen3)
-    index.must(patch_size=PATCH)
+    index.require(patch_size=PATCH)
     expected, width = denoiser.arch.text_layers, denoiser.arch.text_dim
     depth, own = encoder.arch.layers, encoder.arch.width
     stated = index.values.get("text_encoder_select_layers")

@@ -75,7 +75,7 @@ class QwenImageArch(TransformerArch):
             axes=stated_axes(stated.values.get("axes_dims_rope"), head_dim, image_axes),
             eps=stated.number("eps", _EPS),
         )
-        stated.must(
+        stated.require(
             patch_size=1,
             out_channels=channels,
             attention_head_dim=head_dim,

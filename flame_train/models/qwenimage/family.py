@@ -77,7 +77,7 @@ class Schedule:
     def beside(cls, base: Path) -> Schedule:
         """That of a checkpoint. Raises ModelFileError for a scheduler of another kind."""
         stated = stated_in(base, "scheduler/scheduler_config.json")
-        stated.must(use_dynamic_shifting=True, time_shift_type="exponential", invert_sigmas=False)
+        stated.require(use_dynamic_shifting=True, time_shift_type="exponential", invert_sigmas=False)
         low, high, low_tokens, high_tokens = (stated.number(key, usual) for key, usual in _MU.items())
         none = "shift_terminal" in stated.values and stated.values["shift_terminal"] is None
         terminal = None if none else stated.number("shift_terminal", _TERMINAL)

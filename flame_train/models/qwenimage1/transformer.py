@@ -67,7 +67,7 @@ class QwenImage1Arch(TransformerArch):
             text_dim=_shape(shapes, "txt_in.weight")[1],
             axes=stated_axes(stated.values.get("axes_dims_rope"), head_dim, image_axes),
         )
-        stated.must(
+        stated.require(
             patch_size=PATCH,
             out_channels=arch.channels,
             attention_head_dim=head_dim,

@@ -76,7 +76,7 @@ class MMDiTArch(TransformerArch):
         """
         width, channels = _shape(shapes, "x_embedder.proj.weight")[:2]
         norm = shapes.get("joint_blocks.0.x_block.attn.ln_q.weight")
-        stated.must(patch_size=2, pos_embed_max_size=math.isqrt(_shape(shapes, "pos_embed")[1]))
+        stated.require(patch_size=2, pos_embed_max_size=math.isqrt(_shape(shapes, "pos_embed")[1]))
         return cls(
             width=width,
             depth=len({m[1] for n in shapes if (m := re.match(r"joint_blocks\.(\d+)\.", n))}),

@@ -72,7 +72,7 @@ class UNetArch:
         Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and edit variants
         (extra input channels).
         """
-        stated.must(**AS_SDXL)
+        stated.require(**AS_SDXL)
         seen, made = _shape(shapes, "input_blocks.0.0.weight")[1], _shape(shapes, "out.2.weight")[0]
         if seen != made:
             raise ModelFileError(

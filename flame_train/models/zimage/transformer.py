@@ -168,7 +168,7 @@ class ZImageArch(TransformerArch):
             axes=stated_axes(stated.values.get("axes_dims"), head_dim),
             theta=stated.number("rope_theta", 256.0),
         )
-        stated.must(
+        stated.require(
             n_heads=width // head_dim,
             n_kv_heads=width // head_dim,
             axes_dims=arch.axes,

@@ -67,7 +67,7 @@ class Stated:
             raise ModelFileError(f"{self.path}: {key}: expected a list of whole numbers, got {value!r}; mend the file")
         return tuple(value)
 
-    def must(self, **expected: object) -> None:
+    def require(self, **expected: object) -> None:
         """Raises ModelFileError, naming all of them, for keys that state something else than `expected`."""
         wrong = [
             f"{key} is {self.values[key]!r}, expected {value!r}"

@@ -119,16 +119,18 @@ class VaeArch:
         if known.latents_mean:
             mean, std = (statistic(stated, key, getattr(known, key)) for key in ("latents_mean", "latents_std"))
             known = replace(known, latents_mean=mean, latents_std=std)
-            stated.must(attn_scales=[], input_channels=3)
+            stated.require(attn_scales=[], input_channels=3)
         else:
-            stated.must(latents_mean=None, latents_std=None, mid_block_add_attention=True)
+            stated.require(latents_mean=None, latents_std=None, mid_block_add_attention=True)
         if known.frames:
             channels, joins = known.pixel_channels, [frames > 1 for frames in known.frames]
-            stated.must(is_residual=True, in_channels=channels, out_channels=channels, temperal_downsample=joins)
+            stated.require(is_residual=True, in_channels=channels, out_channels=channels, temperal_downsample=joins)
         patch = None if known.frames else (2, 2)
-        stated.must(scaling_factor=known.scaling_factor, act_fn="silu", patch_size=patch, batch_norm_eps=STATISTICS_EPS)
+        stated.require(
+            scaling_factor=known.scaling_factor, act_fn="silu", patch_size=patch, batch_norm_eps=STATISTICS_EPS
+        )
         if stated.values.get("shift_factor") is not None:
-            stated.must(shift_factor=known.shift_factor)
+            stated.require(shift_factor=known.shift_factor)
         blocks = [m for n in shapes if (m := re.match(r"encoder\.down\.(\d+)\.block\.(\d+)\.", n))]
         levels = sorted({int(m[1]) for m in blocks})
         channels = _shape(shapes, "encoder.conv_in.weight")[0]

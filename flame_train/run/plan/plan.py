@@ -219,16 +219,18 @@ class Preserved:
 
     Attributes:
         kind: which further captions there are.
-        taught: whether the base model teaches any sample.
+        base_is_target: whether the base model teaches any sample.
     """
 
     kind: Preservation
-    taught: bool
+    base_is_target: bool
 
     @classmethod
     def of(cls, config: Config, samples: Samples) -> Preserved:
         """Takes them of a config, for samples that are trained on."""
-        return cls(PRESERVATIONS.chosen(config.preservation), any(image_set.taught for image_set in samples.sets))
+        return cls(
+            PRESERVATIONS.chosen(config.preservation), any(image_set.base_is_target for image_set in samples.sets)
+        )
 
     def texts(self, row: Sample) -> tuple[str, ...]:
         """Returns every further caption of a sample, each once."""
@@ -244,7 +246,9 @@ class Preserved:
         example = {
             f"{name}{EXTRA_CAPTION}{n}": a for name, caption in further.items() for n, a in captions(caption).items()
         }
-        return example | ({BASE_IS_TARGET: np.full((1, 1, 1), row.set.taught, np.float32)} if self.taught else {})
+        return example | (
+            {BASE_IS_TARGET: np.full((1, 1, 1), row.set.base_is_target, np.float32)} if self.base_is_target else {}
+        )
 
     def paddings(self, own: Paddings) -> Paddings:
         """Returns how arrays of different lengths are filled up: those of further captions as the own are."""

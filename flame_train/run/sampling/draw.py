@@ -153,13 +153,13 @@ def generate(
 
         model = guided(step, d.guidance, d.kept)
 
-        def told(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+        def predict_and_advance(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
             prediction = model(x, t, cond)
             advance(1)
             return prediction
 
         cond = conditioned(_conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d))
-        latents = d.sampler.sample(told, noise(0), cond, d.path, lambda i: noise(i + 1))
+        latents = d.sampler.sample(predict_and_advance, noise(0), cond, d.path, lambda i: noise(i + 1))
         if not np.isfinite(latents.numpy()).all():
             raise NonFiniteError(
                 "sampling gave NaN or infinity, which is no image; if it does so with every prompt, the model "

@@ -69,7 +69,7 @@ class AdapterArch:
             vocabulary=vocabulary,
             least=int(stated.number("min_sequence_length", 512)),
         )
-        stated.must(
+        stated.require(
             num_attention_heads=width // head_dim,
             mlp_ratio=arch.hidden / width,
             use_self_attention=True,

@@ -63,7 +63,7 @@ class ClipArch:
         missing tensor, or what the folder states otherwise.
         """
         vocabulary, width = _shape(shapes, "text_model.embeddings.token_embedding.weight")
-        stated.must(hidden_act=activation, layer_norm_eps=1e-5)
+        stated.require(hidden_act=activation, layer_norm_eps=1e-5)
         layers = {int(m[1]) for n in shapes if (m := re.match(r"text_model\.encoder\.layers\.(\d+)\.", n))}
         return cls(
             width=width,

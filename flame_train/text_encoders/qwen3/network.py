@@ -113,7 +113,7 @@ class Qwen3Arch:
         rotary = stated.within("rope_parameters")
         scaling = stated.within("rope_scaling")
         for part in (rotary, scaling):
-            part.must(rope_type="default")
+            part.require(rope_type="default")
         arch = cls(
             width=width,
             layers=len(layers),
@@ -127,7 +127,7 @@ class Qwen3Arch:
             biases=biases,
             sections=SECTIONS if biases else _sections(scaling if "mrope_section" in scaling.values else rotary),
         )
-        stated.must(
+        stated.require(
             num_attention_heads=arch.heads,
             num_key_value_heads=arch.kv_heads,
             hidden_act="silu",
@@ -135,7 +135,7 @@ class Qwen3Arch:
             use_sliding_window=False,
         )
         if "mrope_section" not in scaling.values:
-            stated.must(rope_scaling=None)
+            stated.require(rope_scaling=None)
         return arch
 
 
@@ -144,7 +144,7 @@ def _sections(rotary: Stated) -> tuple[int, int, int]:
 
     Raises ModelFileError unless they are three, interleaved.
     """
-    rotary.must(mrope_interleaved=True)
+    rotary.require(mrope_interleaved=True)
     sections = rotary.whole_numbers("mrope_section", SECTIONS)
     if len(sections) != 3:
         raise ModelFileError(

@@ -94,7 +94,7 @@ class VisionArch:
             merge=isqrt(merged // width),
             positions=_shape(shapes, "pos_embed.weight", 2)[0],
         )
-        stated.must(
+        stated.require(
             depth=layers,
             hidden_size=width,
             intermediate_size=arch.hidden,
@@ -106,7 +106,7 @@ class VisionArch:
             in_channels=CHANNELS,
             hidden_act="gelu_pytorch_tanh",
         )
-        stated.within("rope_parameters").must(rope_type="axial", rope_theta=_THETA)
+        stated.within("rope_parameters").require(rope_type="axial", rope_theta=_THETA)
         arch.check(channels, mergers)
         return arch
 

@@ -62,7 +62,7 @@ class T5Arch:
         """
         vocabulary, width = _shape(shapes, "shared.weight", 2)
         buckets, heads = _shape(shapes, f"{_BLOCK}.0.SelfAttention.relative_attention_bias.weight", 2)
-        stated.must(
+        stated.require(
             num_heads=heads,
             feed_forward_proj="gated-gelu",
             relative_attention_max_distance=MAX_DISTANCE,

@@ -77,7 +77,7 @@ class Nf4Parts(Arguments):
     nested: Array
     offset: Array
 
-    def misfit(self, shape: Shape) -> str:
+    def shape_problem(self, shape: Shape) -> str:
         """Returns what is wrong with them for a tensor of this shape; "" if they fit."""
         count = math.prod(shape)
         blocks = -(-count // BLOCK)
@@ -147,7 +147,7 @@ def nf4_dequantize(
     Raises:
         ShapeError: the parts are not those of a tensor of this shape.
     """
-    problem = Nf4Parts(data, absmax, nested, offset).misfit(shape)
+    problem = Nf4Parts(data, absmax, nested, offset).shape_problem(shape)
     if problem:
         raise ShapeError(f"nf4_dequantize: {problem}")
     dtype, count = as_dtype(dtype), math.prod(shape)
@@ -234,7 +234,7 @@ def _(k: Launcher, input: Array) -> tuple[Array, Array, Array, Array]:
 
 def _whole_packets(parts: Nf4Parts, shape: Shape, dtype: DType) -> str:
     count = math.prod(shape)
-    if parts.misfit(shape):
+    if parts.shape_problem(shape):
         return "arguments that are refused"
     if count == 0 or count >= 2**31 or count % _PACKET:
         return "no whole packets, or too many"
