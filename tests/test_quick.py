@@ -12,7 +12,7 @@ WITHOUT = {"remote", "sweep"}
 
 
 def chosen() -> list[Path]:
-    paths = [ROOT / line for line in LIST.read_text().splitlines() if not line.startswith("#")]
+    paths = [ROOT / line.partition("::")[0] for line in LIST.read_text().splitlines() if not line.startswith("#")]
     return [file for path in paths for file in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
 
 
