@@ -18,7 +18,8 @@ from ..errors import EnvironmentFault
 from .backend import get_backend
 from .backend.cuda import standing_in
 from .backend.cuda.described import ShapeBackend, Traffic
-from .backend.cuda.launch_hooks import Flops, KernelRequests
+from .backend.cuda.kernel_requests import KernelRequests
+from .backend.cuda.launch_hooks import Flops
 from .backend.shapes.driver import H100, RTX_3090, Gpu
 
 __all__ = [

@@ -20,7 +20,8 @@ import pytest
 from benchmarks.sizes import MORE, STEP
 from flame_train.engine.backend.cuda import nvrtc
 from flame_train.engine.backend.cuda.nvidia_libraries import header_directory, load
-from tests.engine.backend.stand_in import RTX_3090, T4, Card, Function, Products, RawModule
+from flame_train.engine.backend.shapes.driver import RTX_3090, T4
+from tests.engine.backend.stand_in import Card, Function, Products, RawModule
 
 _SPEC = importlib.util.spec_from_file_location("rehearsal", Path(__file__).with_name("test_rehearsal.py"))
 assert _SPEC is not None

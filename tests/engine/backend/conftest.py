@@ -16,9 +16,10 @@ from flame_train.engine import backend as backends
 from flame_train.engine.backend import cuda
 from flame_train.engine.backend.cuda import device, nvrtc
 from flame_train.engine.backend.cuda import hopper as tensor_map
+from flame_train.engine.backend.shapes.driver import H100
 from flame_train.engine.ops.attention import short_kv, wgmma
 from flame_train.engine.ops.linear import skinny_gemm
-from tests.engine.backend.stand_in import H100, Card, Cubins, Graph, NoPairs, OnDevice, Plans, Products, StandIn
+from tests.engine.backend.stand_in import Card, Cubins, Graph, NoPairs, OnDevice, Plans, Products, StandIn
 
 
 @pytest.fixture

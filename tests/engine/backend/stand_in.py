@@ -20,7 +20,7 @@ import numpy as np
 
 from flame_train.engine.backend.cuda.arrays import is_plain
 from flame_train.engine.backend.cuda.libraries.cudnn import CuDnn
-from flame_train.engine.backend.shapes.driver import H100, RTX_3090, T4  # noqa: F401  # tests take it from here
+from flame_train.engine.backend.shapes.driver import H100
 from flame_train.engine.backend.shapes.driver import Gpu as Card
 
 NUMBERS = {

@@ -13,10 +13,10 @@ import flame_train.engine as flame
 from flame_train import cli
 from flame_train.engine.backend import check_formats, cuda
 from flame_train.engine.backend.capability import refuse_formats, refuse_too_old
+from flame_train.engine.backend.shapes.driver import H100, RTX_3090, T4
 from flame_train.engine.dispatch import explain
 from flame_train.engine.op import REGISTRY
 from flame_train.errors import EnvironmentFault
-from tests.engine.backend.stand_in import H100, RTX_3090, T4
 
 ASKED = {"train.precision": "bf16", "text_encoders.precision": "auto", "model.vae_precision": "bf16"}
 

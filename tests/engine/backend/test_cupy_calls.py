@@ -113,7 +113,9 @@ def test_calls_are_made_on_threads_with_memory_of_their_own(gpu: Any, monkeypatc
         step()
     requests = run.kernel_requests
     asked = list[Any]()
-    monkeypatch.setattr("flame_train.engine.backend.cuda.launch_hooks.started", lambda calls, *_: asked.extend(calls))
+    monkeypatch.setattr(
+        "flame_train.engine.backend.cuda.kernel_requests.started", lambda calls, *_: asked.extend(calls)
+    )
     gpu.kernels.compile_ahead(requests)
     for call in asked[-len(requests.calls) :]:
         call()

@@ -9,8 +9,8 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
+from flame_train.engine.backend.shapes.driver import RTX_3090, T4
 from flame_train.engine.dtype import DType, bfloat16, float16, float32, float64
-from tests.engine.backend.stand_in import RTX_3090, T4
 
 OUT, WIDTH, RANK = 70, 132, 5
 SHAPES = (OUT, RANK), (RANK, WIDTH), (OUT, RANK), (RANK, WIDTH)

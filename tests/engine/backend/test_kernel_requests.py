@@ -11,7 +11,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.backend.cuda.launch_hooks import KernelRequests
+from flame_train.engine.backend.cuda.kernel_requests import KernelRequests
 from flame_train.engine.backend.cuda.made_once import MadeOnce, started
 from flame_train.engine.dtype import bfloat16
 from flame_train.engine.shape_run import H100, shape_run

@@ -13,12 +13,13 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
+from flame_train.engine.backend.shapes.driver import H100, RTX_3090, T4
 from flame_train.engine.dispatch import explain
 from flame_train.engine.dtype import is_float
 from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op, Sample
 from flame_train.engine.op_samples import materialise, misshapen, tensor_arguments
-from tests.engine.backend.stand_in import H100, RTX_3090, T4, Card
+from tests.engine.backend.stand_in import Card
 
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 NARROW = {T4: np.dtype(np.float16)}

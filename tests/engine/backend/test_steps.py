@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from flame_train.engine.backend.shapes.driver import RTX_3090
 from flame_train.tools import bench
-from tests.engine.backend.stand_in import RTX_3090, Products
+from tests.engine.backend.stand_in import Products
 
 
 @pytest.fixture

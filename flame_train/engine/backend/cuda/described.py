@@ -16,7 +16,8 @@ from ..shapes.pool import GRAIN
 from .autotuner import AutotuneCache
 from .device import CudaBackend
 from .dual_gemm import DualGemm, Operands, Tile
-from .launch_hooks import Flops, KernelRequests, LaunchHooks
+from .kernel_requests import KernelRequests
+from .launch_hooks import Flops, LaunchHooks
 from .launcher import Launcher
 from .libraries.cublaslt import _WORKSPACE_BYTES as PRODUCTS_BYTES
 from .libraries.cublaslt import Gelu

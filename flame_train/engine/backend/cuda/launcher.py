@@ -19,7 +19,8 @@ from .codegen.row_sums import RowSums
 from .codegen.rows import Rows
 from .codegen.scalars import Scalars
 from .host_copies import SideStream
-from .launch_hooks import KernelRequests, LaunchHooks
+from .kernel_requests import KernelRequests
+from .launch_hooks import LaunchHooks
 from .libraries.cublaslt import SUPPORTED
 from .libraries.cudnn import CuDnn
 from .nvrtc import KernelModules, begin, element_name
