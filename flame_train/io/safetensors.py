@@ -29,6 +29,7 @@ from flame_train.io.header import (
     parse_header,
     read_header,
 )
+from flame_train.io.mapped_file import MappedFile
 
 __all__ = ["SafetensorsFile", "TensorInfo", "describe", "save_file", "save_stream", "serialize"]
 
@@ -224,7 +225,7 @@ def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return checked
 
 
-def _map_file(path: Path) -> mmap.mmap:
+def _map_file(path: Path) -> MappedFile:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -234,7 +235,7 @@ def _map_file(path: Path) -> mmap.mmap:
         if status.st_size == 0:
             raise ModelFileError(f"{path}: {describe_foreign(b'', 0)}")
         with open(path, "rb") as stream:
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            return MappedFile(path, stream.fileno())
     except FileNotFoundError:
         raise ModelFileError(f"{path}: no such file; check the path") from None
     except OSError as error:

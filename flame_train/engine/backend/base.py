@@ -129,6 +129,9 @@ class Backend(Protocol):
     def to_device(self, host: np.ndarray[Any, Any]) -> Array:
         """Returns a copy of a host array on this device, same dtype and memory order."""
 
+    def begin_upload(self, host: np.ndarray[Any, Any]) -> Callable[[], Array]:
+        """Starts what `to_device` does. A call of the result gives the array; until then `host` must stay as it is."""
+
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         """Returns the array on the host: the only host read. Raises RuntimeError while a step is captured."""
 

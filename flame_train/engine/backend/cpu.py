@@ -96,6 +96,10 @@ class CpuBackend:
     def to_device(self, host: np.ndarray[Any, Any]) -> Array:
         return np.array(host, copy=True, order="K")
 
+    def begin_upload(self, host: np.ndarray[Any, Any]) -> Callable[[], Array]:
+        array = self.to_device(host)
+        return lambda: array
+
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         if mode().capturing:
             raise RuntimeError("a captured step reads nothing back to the host: move this read out of the step")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -67,6 +68,7 @@ class LoadedParts:
             self._module.pack_contiguous(groups)
 
 
+_UNDER_WAY = 64 << 20  # bytes of weights whose copies are begun ahead of the weight that is put into the module
 _THREADS, _PACKET, _BLOCKS = 256, 16, 8  # a block's threads, bytes for each at a time, blocks to a multiprocessor
 
 
@@ -146,40 +148,101 @@ def load(
     if not hasattr(source, "shapes"):
         raise TypeError(f"load: expected what has shapes and read(), such as a SafetensorsFile, got {kind_of(source)}")
     check_shapes(module.shapes(), source.shapes, what)
-    backend, wanted = get_backend(device), as_dtype(dtype)
-    specs = list(module.named_specs())
     if storage is not None:
         storage.check(device, dtype)
-    packed = {} if storage is None else module.quantizable()
-    completion = LoadedParts(module, backend, mover)
-    broken = NonFiniteFlags(backend, len(specs))  # read at the end, so that reading, copying and checking overlap
-    for place, (name, part, attr, spec) in enumerate(specs):
-        target = spec.dtype or wanted
-        packs = attr == "weight" and part in packed
-        if packs and (kept := _kept_nf4(source, name, spec, storage, device)) is not None:
-            part.put_weight(attr, kept)
-            if check_finite:
-                broken.check(place, kept.magnitudes)
-            completion.after(place)
-            continue
-        with np.errstate(over="ignore"):  # numbers too large for the dtype become infinite, and are reported below
-            host = kernel_order(_widened(_read(source, name, what, spec), float32 if packs else target))
-            given = backend.to_device(host)
-            array = put_array(part, attr, given.astype(target, copy=False))
-        if check_finite and is_float(target):
-            broken.check(place, array)
-        if packs:  # from the file's own values, so that these are rounded only once
-            put_array(part, attr, given)
-            part.quantize(storage, packed[part])
-        completion.after(place)
-    completion.end()
-    names = [specs[place][0] for place in broken.places()]
+    filling = _Filling(module, get_backend(device), as_dtype(dtype), check_finite, storage, mover)
+    for name, part, attr, spec in module.named_specs():
+        if filling.packs(part, attr) and (kept := _kept_nf4(source, name, spec, storage, device)) is not None:
+            filling.take_kept(part, attr, kept)
+        else:
+            filling.take(part, attr, spec, _read(source, name, what, spec))
+    names = filling.end()
     if names:
-        beyond = f", or numbers beyond the {np.finfo(wanted).max:g} of fp16" if wanted == float16 else ""
+        beyond = f", or numbers beyond the {np.finfo(dtype).max:g} of fp16" if as_dtype(dtype) == float16 else ""
         raise ModelFileError(
             f"{what}: NaN or infinity{beyond} in {counted(len(names), 'tensor')} ({', '.join(names[:5])}); "
             f"the file is damaged or was saved from a broken run: get another copy{', or take bf16' if beyond else ''}"
         )
+
+
+class _Filling:
+    """Puts weights into a module in its order: some are under way while those before are converted and checked.
+
+    Args:
+        module, check_finite, storage, mover: as in `load`.
+        backend: the device.
+        dtype: of weights that declare none.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        backend: Backend,
+        dtype: DType,
+        check_finite: bool,
+        storage: Storage | None,
+        mover: OffloadOnLoad | None,
+    ) -> None:
+        self._backend, self._dtype, self._check_finite, self._storage = backend, dtype, check_finite, storage
+        self._names = [name for name, *_ in module.named_specs()]
+        self._packed = {} if storage is None else module.quantizable()
+        self._completion = LoadedParts(module, backend, mover)
+        self._flags = NonFiniteFlags(backend, len(self._names))  # read at the end: nothing waits for the device before
+        self._under_way = deque[tuple[int, Callable[[], None]]]()  # bytes, and what puts the weight into the module
+        self._place = self._bytes = 0
+
+    def packs(self, part: Module, attr: str) -> bool:
+        """Tells whether a weight is stored in fewer bits."""
+        return attr == "weight" and part in self._packed
+
+    def take(self, part: Module, attr: str, spec: ParamSpec, host: np.ndarray[Any, Any]) -> None:
+        """Starts copying the next weight."""
+        target = spec.dtype or self._dtype
+        packs = self.packs(part, attr)
+        with np.errstate(over="ignore"):  # numbers too large for the dtype become infinite, and are reported at the end
+            wide = _widened(host, float32 if packs else target)
+        arrived = self._backend.begin_upload(wide)
+
+        def put() -> None:
+            k = self._backend.kernels
+            given = kernel_order(arrived(), np.ascontiguousarray if k is None else k.contiguous)
+            with np.errstate(over="ignore"):
+                array = put_array(part, attr, given.astype(target, copy=False))
+            if self._check_finite and is_float(target):
+                self._flags.check(self._place, array)
+            if packs:  # from the file's own values, so that these are rounded only once
+                put_array(part, attr, given)
+                part.quantize(self._storage, self._packed[part])
+            self._next()
+
+        self._under_way.append((wide.nbytes, put))
+        self._bytes += wide.nbytes
+        self._put_until(_UNDER_WAY)
+
+    def take_kept(self, part: Module, attr: str, kept: Nf4Weight) -> None:
+        """Puts the next weight, in 4 bits as the file has it."""
+        self._put_until(0)
+        part.put_weight(attr, kept)
+        if self._check_finite:
+            self._flags.check(self._place, kept.magnitudes)
+        self._next()
+
+    def end(self) -> list[str]:
+        """Puts what is under way, and returns the names of weights that are not finite."""
+        self._put_until(0)
+        self._completion.end()
+        return [self._names[place] for place in self._flags.places()]
+
+    def _put_until(self, most: int) -> None:
+        """Puts the weights that were begun first, until at most so many bytes are under way."""
+        while self._under_way and self._bytes > most:
+            size, put = self._under_way.popleft()
+            put()
+            self._bytes -= size
+
+    def _next(self) -> None:
+        self._completion.after(self._place)
+        self._place += 1
 
 
 def allocate(

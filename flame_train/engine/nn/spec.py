@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Literal, get_args
@@ -57,11 +58,14 @@ def param(*shape: int, init: Init = "fan_in") -> Any:
     return ParamSpec(shape, init)
 
 
-def kernel_order(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Convolution weights (out, in, kh, kw) in channels-last memory, which kernels need; others as they are."""
-    if host.ndim != 4:
-        return host
-    return np.ascontiguousarray(host.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+def kernel_order(x: Array, contiguous: Callable[[Array], Array] = np.ascontiguousarray) -> Array:
+    """Returns convolution weights (out, in, kh, kw) in channels-last memory, which kernels need; others as they are.
+
+    `contiguous` makes the copy, on the device of `x`.
+    """
+    if x.ndim != 4:
+        return x
+    return contiguous(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
 
 
 def buffer(*shape: int, init: Literal["zeros", "ones"] = "zeros", dtype: DType | str = float32) -> Any:

@@ -59,7 +59,8 @@ from flame_train.training.result import check_sources
 from flame_train.training.session import SILENT, Callbacks, Session, StopRequest
 
 from ..memory.card import limit_pools, log_budget, refuse_small_host, resolve_offload, within_budget
-from ..memory.prediction import notice_memory, predict_ahead, predicted_memory
+from ..memory.kept_prediction import predict_ahead
+from ..memory.prediction import notice_memory, predicted_memory
 from .describe import describe
 
 _LOG = logging.getLogger(__name__)

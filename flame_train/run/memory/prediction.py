@@ -25,7 +25,7 @@ from flame_train.distributed.group import simulated_group
 from flame_train.engine import Tensor, capture, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.engine.shape_run import Gpu, KernelRequests, ShapeRun, compile_ahead, gpu_of, shape_run
+from flame_train.engine.shape_run import Gpu, KernelRequests, ShapeRun, shape_run
 from flame_train.models.common.model import Denoiser, Example
 from flame_train.networks.vae.autoencoder import LoadedVae
 from flame_train.run.encode.encoders import load_encoders
@@ -333,13 +333,6 @@ def _example(plan: Plan, sample: Sample) -> Example:
 
 def _captions(plan: Plan) -> Example:
     return plan.encoding.caption_blank(plan.text_rows) | tokens_of(plan.encoding.running, "", frozenset())
-
-
-def predict_ahead(plan: Plan, device: str, processes: int) -> PredictedMemory:
-    """Predicts what the run will take. Its kernels are compiled from now on, while files are read."""
-    predicted = predicted_memory(plan, gpu_of(device), processes)
-    compile_ahead(predicted.kernels)
-    return predicted
 
 
 def notice_memory(predicted: Callable[[], PredictedMemory], total: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,8 @@ import numpy as np
 import pytest
 
 from flame_train.engine.backend.cuda.staging import Staging
+from flame_train.errors import ModelFileError
+from flame_train.io.safetensors import SafetensorsFile, save_file
 
 
 class LateDevice:
@@ -43,7 +47,7 @@ def test_all_bytes_arrive_though_buffers_are_used_again(size: int) -> None:
     host = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     target, kept = np.zeros(size, np.uint8), host.copy()
     staging = Staging(device, device, lambda: None, chunk=64)
-    staging.copy(target.ctypes.data, host)
+    staging.begin(target.ctypes.data, host)()
     host[:] = 0  # the caller may change it at once
     device.finish()
     np.testing.assert_array_equal(target, kept)
@@ -55,9 +59,33 @@ def test_arrays_of_any_shape_and_of_a_read_only_file() -> None:
     host.flags.writeable = False
     target = np.zeros_like(host)
     staging = Staging(device, device, lambda: None, chunk=64)
-    staging.copy(target.ctypes.data, host)
+    staging.begin(target.ctypes.data, host)()
     device.finish()
     np.testing.assert_array_equal(target, host)
+
+
+def _mapped(tmp_path: Path) -> tuple[Path, np.ndarray[Any, Any], SafetensorsFile]:
+    path, values = tmp_path / "a.safetensors", np.random.default_rng(1).standard_normal((3, 5, 700), np.float32)
+    save_file(path, {"before": np.zeros(7, np.float16), "x": values, "y": values + 1})
+    return path, values, SafetensorsFile(path)
+
+
+def test_what_a_file_maps_is_read_from_the_file(tmp_path: Path) -> None:
+    _, values, file = _mapped(tmp_path)
+    device, host = LateDevice(), file.read("y").transpose(0, 2, 1)[1:].transpose(0, 2, 1)
+    target = np.zeros_like(values[1:])
+    staging = Staging(device, device, lambda: None, chunk=1024)
+    staging.begin(target.ctypes.data, host)()
+    device.finish()
+    np.testing.assert_array_equal(target, values[1:] + 1)
+
+
+def test_a_file_that_was_cut_meanwhile_is_named(tmp_path: Path) -> None:
+    path, values, file = _mapped(tmp_path)
+    host = file.read("y")
+    os.truncate(path, path.stat().st_size - values.nbytes)
+    with pytest.raises(ModelFileError, match=r"a\.safetensors: was cut to \d+ bytes while it was read"):
+        Staging(LateDevice(), LateDevice(), lambda: None, chunk=1024).begin(0, host)()
 
 
 def test_an_error_of_a_thread_is_the_callers() -> None:
@@ -65,4 +93,4 @@ def test_an_error_of_a_thread_is_the_callers() -> None:
         raise RuntimeError("no such device")
 
     with pytest.raises(RuntimeError, match="no such device"):
-        Staging(LateDevice(), LateDevice(), fail, chunk=64).copy(0, np.zeros(200, np.uint8))
+        Staging(LateDevice(), LateDevice(), fail, chunk=64).begin(0, np.zeros(200, np.uint8))()

@@ -110,6 +110,10 @@ class CudaBackend:
 
     def to_device(self, host: np.ndarray[Any, Any]) -> Array:
         """Returns a copy on the device. Memory order is kept: a transposed view stays one."""
+        return self.begin_upload(host)()
+
+    def begin_upload(self, host: np.ndarray[Any, Any]) -> Callable[[], Array]:
+        """Starts what `to_device` does; a call of the result gives the array, and until then `host` must stay."""
         _refuse_in_capture("copies nothing in from the host", "make this tensor before the step")
         order = sorted(range(host.ndim), key=lambda i: -host.strides[i])
         dense = host.transpose(order)
@@ -117,11 +121,17 @@ class CudaBackend:
             order, dense = list(range(host.ndim)), np.ascontiguousarray(host)
         with self.xp.cuda.using_allocator(self._malloc):  # never from the graphs' pool: it may outlive this step
             array = self.empty(dense.shape, dense.dtype)
+        result = array.transpose([order.index(i) for i in range(host.ndim)])
         if dense.nbytes < LEAST or self.described:
             array.set(dense, stream=self.stream)
-        else:
-            self._staging.copy(array.data.ptr, dense)
-        return array.transpose([order.index(i) for i in range(host.ndim)])
+            return lambda: result
+        wait = self._staging.begin(array.data.ptr, dense)
+
+        def arrived() -> Array:
+            wait()
+            return result
+
+        return arrived
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         _refuse_in_capture("reads nothing back to the host", "move this read out of the step")

@@ -1,14 +1,14 @@
-"""Copies of large host arrays to the device, through pinned buffers that several threads fill.
+"""Copies of host arrays to the device, through pinned buffers that several threads fill.
 
-The driver copies pageable memory by one thread, at a small part of the link's rate, and waits for each page of a mapped
-file. Here each thread copies its chunks into two pinned buffers of its own by turns, and the device reads one while the
-thread fills the other.
+The driver copies pageable memory by one thread, at a small part of the link's rate. Here threads fill pinned buffers by
+turns, and the device reads some while others are filled. What a file maps is read from the file into the buffer: that
+spares the faults of pages that the process has not looked at yet.
 """
 
 from __future__ import annotations
 
 import os
-import threading
+import queue
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 HostArray = np.ndarray[Any, Any]
-LEAST = 8 << 20
-"""Bytes of the smallest array that is copied this way: of a smaller one the driver's own copy takes a few ms."""
+LEAST = 256 << 10
+"""Bytes of the smallest array that is copied this way: a smaller one the driver copies as fast."""
 _CHUNK = 4 << 20
 _MOST_THREADS = 8
+_BUFFERS = 2  # to a thread: the device reads one while the thread fills the other
 
 
 class Staging:
@@ -36,37 +37,59 @@ class Staging:
     def __init__(self, cupy: Any, stream: Any, enter_thread: Callable[[], None], chunk: int = _CHUNK) -> None:
         self._cupy, self._stream, self._enter_thread, self._chunk = cupy, stream, enter_thread, chunk
         self._threads = max(1, min(_MOST_THREADS, os.cpu_count() or 1))
-        self._lock = threading.Lock()
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._threads, "upload")
 
     @cached_property
-    def _buffers(self) -> list[list[_Buffer]]:
-        """Two for each thread."""
-        return [[_Buffer(self._cupy, self._chunk) for _ in range(2)] for _ in range(self._threads)]
+    def _free(self) -> queue.SimpleQueue[_Buffer]:
+        """The buffers that no thread fills, longest unused first."""
+        free = queue.SimpleQueue[_Buffer]()
+        for _ in range(_BUFFERS * self._threads):
+            free.put(_Buffer(self._cupy, self._chunk))
+        return free
 
-    def copy(self, target: int, host: HostArray) -> None:
-        """Copies a contiguous array to the address `target`. Work queued later on the stream finds it there.
+    def begin(self, target: int, host: HostArray) -> Callable[[], None]:
+        """Starts copying a contiguous array to the address `target`.
 
-        `host` may change or go once this returns.
+        `host` must stay as it is until a call of the result returns. Work queued on the stream afterwards finds the
+        copy. Of several copies the threads take the one that was begun first.
         """
-        source = host.reshape(-1).view(np.uint8)
-        with self._lock:
-            begun = [
-                self._pool.submit(self._copy_chunks, target, source, first, buffers)
-                for first, buffers in enumerate(self._buffers)
-            ]
+        fill, size, free = _reader(host), host.nbytes, self._free
+        begun = [
+            self._pool.submit(self._copy_chunk, free, fill, start, min(self._chunk, size - start), target)
+            for start in range(0, size, self._chunk)
+        ]
+
+        def wait() -> None:
             for copied in begun:
                 copied.result()
 
-    def _copy_chunks(self, target: int, source: HostArray, first: int, buffers: list[_Buffer]) -> None:
-        """Copies every chunk of which the number, divided by the threads, leaves `first`."""
+        return wait
+
+    def _copy_chunk(
+        self, free: queue.SimpleQueue[_Buffer], fill: Callable[[HostArray, int], None], start: int, size: int, to: int
+    ) -> None:
         self._enter_thread()
-        starts = range(first * self._chunk, len(source), self._threads * self._chunk)
-        for turn, start in enumerate(starts):
-            buffers[turn % 2].send(source[start : start + self._chunk], target + start, self._stream)
+        buffer = free.get()
+        try:
+            buffer.send(fill, start, size, to, self._stream)
+        finally:
+            free.put(buffer)
+
+
+def _reader(host: HostArray) -> Callable[[HostArray, int], None]:
+    """Returns what fills a buffer with the bytes of `host` from a place on."""
+    owner: Any = host
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    mapped: Any = owner.obj if isinstance(owner, memoryview) else owner
+    if hasattr(mapped, "read_into"):  # `io/mapped_file.py`
+        begin = host.ctypes.data - np.frombuffer(mapped, np.uint8, 1).ctypes.data
+        return lambda buffer, start: mapped.read_into(buffer.data, begin + start)
+    source = host.reshape(-1).view(np.uint8)
+    return lambda buffer, start: np.copyto(buffer, source[start : start + len(buffer)])
 
 
 class _Buffer:
@@ -77,9 +100,9 @@ class _Buffer:
         self._host = np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
         self._read = cupy.cuda.Event(disable_timing=True)
 
-    def send(self, source: HostArray, target: int, stream: Any) -> None:
+    def send(self, fill: Callable[[HostArray, int], None], start: int, size: int, to: int, stream: Any) -> None:
         self._read.synchronize()
-        np.copyto(self._host[: len(source)], source)
+        fill(self._host[:size], start)
         kind = self._runtime.memcpyHostToDevice
-        self._runtime.memcpyAsync(target, self._host.ctypes.data, len(source), kind, stream.ptr)
+        self._runtime.memcpyAsync(to + start, self._host.ctypes.data, size, kind, stream.ptr)
         self._read.record(stream)
