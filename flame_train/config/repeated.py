@@ -76,6 +76,12 @@ class SampleSection(Repeated):
         place=True,
         aka=("sample_model", "preview_model"),
     )
+    first: bool = field(
+        True,
+        "a grid before the first step, to compare with; with sample.model a second one of the base itself",
+        free=True,
+        aka=("sample_at_first", "sample_first"),
+    )
     prompts: tuple[Prompt, ...] = field(
         (),
         "one image each; empty: no grids. Strings, also with --n --w --h --d --l --s as kohya has them, or tables "

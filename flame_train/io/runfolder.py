@@ -160,13 +160,13 @@ class RunFolder:
         """Returns the text of `config.toml`."""
         return (self.folder / "config.toml").read_text(encoding="utf-8")
 
-    def sample(self, step: int) -> Path:
-        """Returns the sample grid of a step."""
-        return self.samples / f"step-{step:06d}.png"
+    def sample(self, step: int, of_base: bool = False) -> Path:
+        """Returns the sample grid of a step; `of_base`: the one that the base itself drew beside another model."""
+        return self.samples / f"step-{step:06d}{'-base' if of_base else ''}.png"
 
-    def write_sample(self, step: int, grid: bytes) -> None:
+    def write_sample(self, step: int, grid: bytes, of_base: bool = False) -> None:
         """Write the sample grid of a step, a PNG. One that the disk has no room for waits, as lines of the log do."""
-        self._grids[self.sample(step).name] = grid
+        self._grids[self.sample(step, of_base).name] = grid
         self._write_grids()
 
     def has_sample(self, step: int) -> bool:

@@ -126,7 +126,8 @@ def _stop_if_requested(run: Run, figures: _Figures, step: int, where: str) -> No
 
 def _catch_up(run: Run, figures: _Figures) -> None:
     """Does the work before the next step: the sample grid of this one, and the unfinished work of the last run."""
-    if run.state.group.broadcast((run.first == 0 and run.sample.repeats) or _lacks_grid(run, run.first)):
+    anew = run.first == 0 and run.sample.first and run.sample.repeats
+    if run.state.group.broadcast(anew or _lacks_grid(run, run.first)):
         _sample_images(run, run.first, figures.trackers)
     if run.first and run.leads:
         write_best(run)  # a kill may have come between its checkpoint and it
@@ -141,7 +142,7 @@ def _catch_up(run: Run, figures: _Figures) -> None:
 
 def _lacks_grid(run: Run, step: int) -> bool:
     """Tells whether a sample grid belongs to the step and is not there."""
-    due = run.sample.is_due(step, run.epoch)
+    due = step > 0 and run.sample.is_due(step, run.epoch)
     return bool(run.sample.prompts) and due and not run.folder.has_sample(step)
 
 

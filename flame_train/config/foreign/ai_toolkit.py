@@ -359,6 +359,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "model.layer_offloading": offloaded,
         "model.layer_offloading_text_encoder_percent": text_offloaded,
         "sample.sample_every": lambda v, s: 0 if s.get("train.disable_sampling") else updates(v, s),
+        "train.skip_first_sample": lambda v, s: NOTHING if is_off(v) else False,
         "prompts": sample_prompts.of_ai_toolkit,
         "sample.neg": negative,
         "sample.walk_seed": lambda v, s: NOTHING if v else Lost("each image of a grid has the next seed"),

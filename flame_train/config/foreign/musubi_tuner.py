@@ -164,6 +164,7 @@ _FROM_KOHYA: Final = MappingProxyType(
         **{"lr_scheduler_type": 372, "lr_scheduler_args.*": 374, "max_train_epochs": 166, "max_train_steps": 164},
         **{"gradient_accumulation_steps": 192, "max_grad_norm": 318, "seed": 182, "mixed_precision": 198},
         **{"learning_rate": 316, "sample_every_n_steps": 279, "sample_every_n_epochs": 288, "sample_prompts": 294},
+        "sample_at_first": 285,
         **{"save_every_n_epochs": 618, "save_every_n_steps": 624, "save_precision": 205, "(checkpoints)": 630},
         **{"save_last_n_epochs": 630, "save_last_n_steps": 642, "save_state": 654, "save_state_on_train_end": 659},
         **{"save_last_n_epochs_state": 636, "save_last_n_steps_state": 648, "resume": 615, "output_dir": 607},

@@ -14,10 +14,17 @@ from .conversions import (
 from .table import (
     NOTHING,
     Changed,
+    Convert,
     Lost,
     Nothing,
     Source,
+    is_off,
 )
+
+
+def at_first(prompts_key: str) -> Convert:
+    """Returns the switch of a grid before the first step, which is off there and on here, where there are prompts."""
+    return lambda value, source: NOTHING if is_off(source.get(prompts_key)) else bool(value)
 
 
 def prompts(items: list[dict[str, Any]]) -> Any:

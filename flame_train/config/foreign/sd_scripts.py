@@ -350,6 +350,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "(checkpoints)": own.kept,
         "sample_prompts": sample_prompts.of_sd_scripts,
         "(samples)": own.unsampled,
+        "sample_at_first": sample_prompts.at_first("sample_prompts"),
         "output_dir": lambda v, s: f"{v}/{s.get('output_name')}" if s.get("output_name") else v,
         "save_model_as": one_of({"safetensors": "kohya", None: "kohya"}, "files are always safetensors here"),
         "save_precision": lambda v, s: "fp32" if v is None else number_format(v, s),

@@ -11,6 +11,7 @@ from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import family_data, named_by
 
+from . import sample_prompts
 from .conversions import (
     checkpoint,
     min_snr,
@@ -321,9 +322,8 @@ def negative(value: Any, source: Source) -> Any:
         return NOTHING
     if source.fact("guidance"):
         return Lost("Flux has no negative prompt")
-    if source.get("validation_guidance") == 1:
-        return Lost("with a guidance of 1 no model sees it")
-    return value
+    unseen = source.get("validation_guidance") == 1
+    return Lost("with a guidance of 1 no model sees it") if unseen else value
 
 
 def tracked(value: Any, source: Source) -> Any:
@@ -377,6 +377,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "lora_format": of_standard(lambda v, s: "kohya" if v == "comfyui" else "diffusers"),
         "report_to": tracked,
         "validation_prompt": lambda v, s: [v] if v else NOTHING,
+        "validation_on_startup": sample_prompts.at_first("validation_prompt"),
         "validation_negative_prompt": negative,
         "validation_resolution": sizes,
         "validation_seed": lambda v, s: NOTHING if v is None else v,

@@ -15,6 +15,7 @@ from typing import Any, Final
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.targets import LayerSettings
 from flame_train.config.located import ConfigWithSource, ErrorCollector
+from flame_train.config.repeated import SampleSection
 from flame_train.config.schema import Config, DataSection, LossSection
 from flame_train.data.caption_variants import CaptionKeys
 from flame_train.data.sets import image_sets
@@ -48,6 +49,7 @@ class Checked:
         initial_lora: the finished adapter that a fresh run begins with, by layer.
         streamed: the names of the blocks whose weights wait in host memory.
         other_sample_model: the model that samples images; None: the base.
+        sample_of_base: how the base is drawn at step 0 beside another model; None: it is not.
         streamed_text: the share of the text encoders' blocks that waits in host memory while they encode.
     """
 
@@ -60,6 +62,7 @@ class Checked:
     initial_lora: Mapping[str, Factors] = field(default_factory=dict)
     streamed: frozenset[str] = frozenset()
     other_sample_model: Model | None = None
+    sample_of_base: SampleSection | None = None
     streamed_text: float = 0.0
 
     @property
@@ -136,7 +139,8 @@ def check(config_source: Config | ConfigWithSource, family: Family | None = None
         model = _with_vision_encoders(model, config) if _shows(config) else model
     sampling_model = model
     with wrong:
-        sampling_model = opened_for_samples(config, family, model)
+        sampling_model = opened_for_samples(config, family, model, base)
+    sample_as_given = config.sample
     config = config.model_copy(update={"sample": with_defaults(config.sample, sampling_model)})
     with wrong:
         _check_loss(config.loss, model, family.unsupported_keys())
@@ -169,7 +173,10 @@ def check(config_source: Config | ConfigWithSource, family: Family | None = None
         streamed = blocks_streamed(model.network, offload, recomputes, blocks)
     wrong.raise_all()
     adapted = MappingProxyType(layers), MappingProxyType(initial)
-    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, sampling_model, text_share(offload))
+    beside = config.sample.first and config.sample.model and not config.model.training_adapter
+    of_base = with_defaults(sample_as_given, model) if beside else None
+    drawn = sampling_model, of_base
+    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, *drawn, text_share(offload))
 
 
 def storage_of(quantize: str, arithmetic: str) -> nn.Storage | None:
@@ -249,18 +256,19 @@ def _check_captions(captions: CaptionKeys, cached: bool) -> None:
 _SHOWN = 3  # tensors that a message names
 
 
-def opened_for_samples(config: Config, family: Family, base: Model) -> Model:
-    """Returns the model that samples images: the base with the denoiser of `sample.model`, or the base itself.
+def opened_for_samples(config: Config, family: Family, base: Model, base_place: Path) -> Model:
+    """Returns the model that samples images: the base, with the denoiser of `sample.model`, or without the adapter.
 
     It has the base's autoencoder and text encoders, and what its own name and folder say of steps, guidance and shift.
+    Where `model.training_adapter` is added to the base, this one has the base's own weights: a LoRA is used on these.
 
     Raises:
         ConfigError: a checkpoint of another family, or of other shapes.
         ModelFileError: a file that cannot be read, or lacks the denoiser.
     """
-    if not config.sample.model or not config.sample.repeats:
+    if not config.sample.repeats or not (config.sample.model or config.model.training_adapter):
         return base
-    place = resolve_checkpoint(config.sample.model)
+    place = resolve_checkpoint(config.sample.model) if config.sample.model else base_place
     other = family_of(place)
     if other is not family:
         raise ConfigError(
@@ -271,7 +279,7 @@ def opened_for_samples(config: Config, family: Family, base: Model) -> Model:
     _check_alike(place, part.shapes, part.network, base)
     parts = {base.vae.part.component: base.vae.part, family.denoiser: part}
     parts |= {encoder.part.component: encoder.part for encoder in base.text}
-    section = config.model.model_copy(update={"checkpoint": config.sample.model, "training_adapter": ""})
+    section = config.model.model_copy(update={"checkpoint": str(place), "training_adapter": ""})
     return family.assemble(parts, Opening(place, section, config.text_encoders, config.data.max_tokens))
 
 

@@ -76,7 +76,8 @@ def describe(
         "cache_gib": _gib(plan.cache_bytes(), 5),
         "buckets": plan.samples.bucket_rows(),
         "prompts": len(c.sample.prompts) if c.sample.repeats else 0,
-        "sample_model": c.sample.model if plan.checked.sample_model is not plan.model else None,
+        "sample_model": c.sample.model if plan.checked.sample_model is not plan.model and c.sample.model else None,
+        "training_adapter": c.model.training_adapter or None,
         "blocks": len(plan.model.network.named_blocks()),
         "recomputed_blocks": len(plan.checked.checkpointed),
         "streamed_blocks": len(plan.checked.streamed),
@@ -125,7 +126,8 @@ def _training(p: Mapping[str, Any]) -> dict[str, str]:
     adapter, optimizer, schedule = p["adapter"], p["optimizer"], p["schedule"]
     per_epoch = counted(p["batches_per_epoch"], "batch", "batches")
     prompts = counted(p["prompts"], "prompt") if p["prompts"] else "none"
-    drawn = f", drawn by {p['sample_model']}" if p["sample_model"] else ""
+    drawn = ", drawn without the training adapter" if p["training_adapter"] else ""
+    drawn = f", drawn by {p['sample_model']}" if p["sample_model"] else drawn
     return {
         "base model": f"{p['checkpoint']} ({p['family']}, {p['base_parameters']:,} weights, {p['precision']})",
         "adapter": f"{adapter['kind']} of rank {adapter['rank']}, alpha {adapter['alpha']:g}, on "

@@ -214,6 +214,6 @@ def refuse_small_host(plan: Plan) -> None:
     if needed > room:
         needed_gib, free = (f"{n / 2**30:.2f} GiB" for n in (needed, room))
         raise OutOfMemory(
-            f"{needed_gib} of weights are to wait in host memory, which has {free} free; lower model.offload, remove "
-            "sample.model, or store the weights in 8 bits by model.quantize"
+            f"{needed_gib} of weights are to wait in host memory, which has {free} free; lower model.offload, set "
+            "sample.every = 0 or remove sample.model, or store the weights in 8 bits by model.quantize"
         )

@@ -31,7 +31,8 @@ from flame_train.networks.vae.autoencoder import LoadedVae
 from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.plan import Plan
 from flame_train.run.sampling.draw import blank
-from flame_train.run.train.sample_grids import grid_sampler
+from flame_train.run.sampling.requests import Request
+from flame_train.run.train.sample_grids import grid_samplers
 from flame_train.run.train.step_state import load_networks, make_validator, set_checkpointing
 from flame_train.text_encoders.running import tokens_of
 from flame_train.training.batch import BASE_IS_TARGET, LOSS_WEIGHT, Batch, HostBatch, sender
@@ -151,7 +152,8 @@ def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alo
     plan, stages = plans[0], list[Alone]()
     with shape_run(gpu) as run, deterministic(plan.config.train.deterministic):
         denoiser, attached, state = load_networks(plan, Session(_DEVICE, simulated_group(processes)))
-        sampled = _grid_sampler(plan, denoiser, attached, _Undecoded(plan.checked.sample_model.vae.network, _DEVICE))
+        vae = _Undecoded(plan.checked.sample_model.vae.network, _DEVICE)
+        samplers = _grid_samplers(plan, denoiser, attached, vae)
         held, host = run.live_bytes, _batch(plan, _largest(plan.samples))
         batch = Batch(host, get_backend(_DEVICE), state.dtype, telling=plan.config.log.images_every > 0)
         for each in plans:
@@ -162,7 +164,8 @@ def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alo
             stages.append(Alone(held, run.peak_bytes, *work.parts(gpu)))
         run.backend.empty_cache()
         run.backend.reset_peak()
-        _sample_grid(sampled, state)
+        for sampler in samplers:
+            _sample_grid(sampler, state)
         return [replace(alone, sampling=run.peak_bytes - held) for alone in stages]
 
 
@@ -248,8 +251,9 @@ def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> tuple[
     backend = get_backend(_DEVICE)
     send = sender(backend, state.dtype)
     sent = [send(host), send(host)]  # one is trained on, one is ahead
-    sampled = _grid_sampler(plan, denoiser, attached)
-    _sample_grid(sampled, state)
+    sampled, of_base = _grid_samplers(plan, denoiser, attached)
+    for sampler in (of_base, sampled) if plan.config.sample.first else ():
+        _sample_grid(sampler, state)
     batch = Batch(host, backend, state.dtype, telling=plan.config.log.images_every > 0)
     of_batch, *of_step = [
         capture(step, _DEVICE) for step in (lambda: micro(state, batch), lambda: reduce(state), lambda: update(state))
@@ -273,11 +277,15 @@ def _work_of(plan: Plan, run: ShapeRun, of_batch: Callable[[], None], *of_step: 
     return StepWork.of(run).since(before).plus(one, plan.config.gradient.accumulation - 1)
 
 
-def _grid_sampler(
+def _grid_samplers(
     plan: Plan, denoiser: Denoiser, attached: Attached, vae: LoadedVae | None = None
-) -> Callable[[], object] | None:
-    """Samples the grid of a run, in few steps."""
-    few = [replace(request, steps=min(_DRAWN, request.steps)) for request in plan.requests]
+) -> tuple[Callable[[], object] | None, Callable[[], object] | None]:
+    """Makes what samples the grids of a run, in few steps; see `grid_samplers`."""
+
+    def few(images: Sequence[Request]) -> tuple[Request, ...]:
+        return tuple(replace(request, steps=min(_DRAWN, request.steps)) for request in images)
+
+    drawn = replace(plan, requests=few(plan.requests), base_requests=few(plan.base_requests))
     own_vae = plan.model.vae
 
     def controls(images: Sequence[ViewedImage]) -> Example:
@@ -286,7 +294,7 @@ def _grid_sampler(
     def captions(text: str, images: Sequence[ViewedImage]) -> Example:
         return plan.encoding.caption_blank(plan.text_rows)
 
-    return grid_sampler(plan, few, captions, controls, denoiser, attached, Session(_DEVICE), vae=vae)
+    return grid_samplers(drawn, captions, controls, denoiser, attached, Session(_DEVICE), vae=vae)
 
 
 def _validate(plan: Plan, state: State) -> None:

@@ -54,6 +54,7 @@ class Plan:
         samples: what is trained on.
         held_out: the images of validation, which are never trained on.
         requests: the images of a grid; none if the config wants no grids.
+        base_requests: those of the grid that the base itself draws at step 0, beside that of another model.
         prompts: what is read for sampling and preservation in addition to the captions.
         text_rows: the tokens of the longest text, by the array that is kept without padding.
     """
@@ -62,6 +63,7 @@ class Plan:
     samples: Samples
     held_out: Samples = field(default_factory=lambda: Samples((), ()))
     requests: tuple[Request, ...] = ()
+    base_requests: tuple[Request, ...] = ()
     prompts: tuple[EncoderInput, ...] = ()
     text_rows: Mapping[str, int] = field(default_factory=dict)
 
@@ -98,7 +100,8 @@ class Plan:
     @cached_property
     def shown(self) -> tuple[ViewedImage, ...]:
         """The control images of all prompts, each once."""
-        return tuple(dict.fromkeys(image for request in self.requests for image in request.images))
+        every = (*self.requests, *self.base_requests)
+        return tuple(dict.fromkeys(image for request in every for image in request.images))
 
     def cache_keys(self) -> Keys:
         """Hashes the networks that encode, and returns the cache keys of all that training and sampling will read."""
@@ -164,6 +167,8 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     notice_hidden(image_sets(config.data, config.captions))
     grids = config.sample.repeats > 0
     requests = read_requests(config.sample, config.data.resolution, checked.sample_model) if grids else ()
+    of_base = checked.sample_of_base
+    base_requests = read_requests(of_base, config.data.resolution, model) if grids and of_base else ()
     order = samples.order(config.train.seed)
     checked = _with_steps(checked, order.batches_per_epoch, processes)
     notice_batch_size(order)
@@ -173,9 +178,9 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     notice_long_texts(model, "prompt", [encoding.reading(request.text, request.images) for request in requests])
     if warning := unread(request.text for request in requests):
         _LOG.warning("%s", warning)
-    prompts = _prompts(encoding, requests, samples.rows, preserved)
+    prompts = _prompts(encoding, (*requests, *base_requests), samples.rows, preserved)
     rows = encoding.longest({*encoding.encoder_inputs(samples.joined(held_out)), *prompts})
-    return Plan(checked, samples, held_out, requests, prompts, rows)
+    return Plan(checked, samples, held_out, requests, base_requests, prompts, rows)
 
 
 def _prompts(

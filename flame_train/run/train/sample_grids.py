@@ -53,14 +53,43 @@ def grid_writer(
     Returns:
         A function of the step; it does nothing if the config wants no grids.
     """
-    sampled = grid_sampler(plan, plan.requests, encoded.caption, encoded.shown, denoiser, attached, session)
+    sampled, of_base = grid_samplers(plan, encoded.caption, encoded.shown, denoiser, attached, session)
 
     def write(step: int) -> None:
-        pixels = None if sampled is None else sampled()
-        if pixels is not None and session.group.leads:
-            folder.write_sample(step, png(pixels))
+        for sampler in (of_base if step == 0 else None, sampled):
+            pixels = None if sampler is None else sampler()
+            if pixels is not None and session.group.leads:
+                folder.write_sample(step, png(pixels), of_base=sampler is of_base)
 
     return write
+
+
+def grid_samplers(
+    plan: Plan,
+    captions: Callable[[str, Sequence[ViewedImage]], Example],
+    controls: Callable[[Sequence[ViewedImage]], Example],
+    denoiser: Denoiser,
+    attached: Attached,
+    session: Session,
+    vae: LoadedVae | None = None,
+) -> tuple[Callable[[], Pixels] | None, Callable[[], Pixels] | None]:
+    """Makes what samples the grids of a run, and the one of the base itself that step 0 has beside another model's.
+
+    Args:
+        plan: the plan of the run.
+        captions, controls, denoiser, attached, session, vae: as in `grid_sampler`.
+
+    Returns:
+        Both as `grid_sampler` makes them, over one decoder.
+    """
+    c, model = plan.config.model, plan.checked.sample_model
+    if vae is None and plan.requests:
+        vae = model.vae.load(c.vae_precision, session.device, c.vae_tile)
+    shared = captions, controls, denoiser, attached, session
+    return (
+        grid_sampler(plan, plan.requests, *shared, vae, model),
+        grid_sampler(plan, plan.base_requests, *shared, vae),
+    )
 
 
 def grid_sampler(
@@ -72,6 +101,7 @@ def grid_sampler(
     attached: Attached,
     session: Session,
     vae: LoadedVae | None = None,
+    model: Model | None = None,
 ) -> Callable[[], Pixels] | None:
     """Makes a function that samples a grid with the network's weights at the time of the call.
 
@@ -84,13 +114,14 @@ def grid_sampler(
         attached: its adapters.
         session: its processes share the images; each gets the whole grid.
         vae: the loaded decoder; None: it is loaded here.
+        model: the model that samples; None: the base.
 
     Returns:
         The function; None if no image is wanted.
     """
     if not images:
         return None
-    c, model, device, group = plan.config, plan.checked.sample_model, session.device, session.group
+    c, model, device, group = plan.config, model or plan.model, session.device, session.group
     specs = [sampler_spec(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in images]
     preview = None if model is plan.model else load_preview(model, c, denoiser, device)
     denoiser, acting = sampling_with(attached, denoiser, preview, c.text_encoders.train)

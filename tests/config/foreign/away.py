@@ -68,6 +68,7 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "use_soft_min_snr": (True, {"snr_gamma": 5}),
         "noise_offset": (0.05, {"offset_noise": True}),
         "lora_format": ("comfyui", {}),
+        "validation_on_startup": (True, {"validation_prompt": "zz"}),
     },
     "OneTrainer": {
         "learning_rate_min_factor": (0.1, {"learning_rate_scheduler": "COSINE", "learning_rate": 1e-4}),
@@ -192,6 +193,7 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "text_encoder_lr3": (1e-5, {"network_args.train_t5xxl": True}),
         "masked_loss": (True, {"conditioning_data_dir": "zz"}),
         "conditioning_data_dir": ("zz", {"masked_loss": True}),
+        "sample_at_first": (True, {"sample_prompts": "zz"}),
         "set.conditioning_data_dir": ("zz", {"masked_loss": True}),
         **{
             f"{of}{which}_bucket_reso": (512, {"enable_bucket": True})

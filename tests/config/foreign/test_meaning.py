@@ -98,6 +98,10 @@ MEANT = {
         {"j.yaml": job(model="arch: 'zimage:turbo', assistant_lora_path: own/adapter/v2.safetensors")},
         {"model.training_adapter": "hf:own/adapter/v2.safetensors"},
     ),
+    "it draws first, as is usual here, unless it is told not to": (
+        {"j.yaml": job(", skip_first_sample: true")},
+        {"sample.first": False},
+    ),
     "pairs of diffusion-pipe are areas": (
         pipe(dataset="resolutions = [[832, 1216], [1280, 720]]"),
         {"data.resolutions": [960, 1008]},

@@ -159,7 +159,9 @@ def test_checkpoints_that_stay(tmp_path: Path, more: str, keep: int | None) -> N
         ("base_weights = ['/a.safetensors']", {"model.training_adapter": "/a.safetensors"}),
         ("log_with = 'wandb'", {"output.wandb": "network_train"}),
         ("bucket_no_upscale = true", {"data.min_bucket": None, "data.max_bucket": None}),
-        ("sample_prompts = 'p.txt'", {"sample.prompt_file": "p.txt", "sample.every": 0}),
+        ("sample_prompts = 'p.txt'", {"sample.prompt_file": "p.txt", "sample.every": 0, "sample.first": False}),
+        ("sample_prompts = 'p.txt'\nsample_at_first = true", {"sample.first": True}),
+        ("sample_at_first = false", {"sample.first": None}),
     ],
 )
 def test_values_as_the_program_means_them(tmp_path: Path, more: str, expected: dict[str, Any]) -> None:

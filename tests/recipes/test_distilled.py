@@ -1,0 +1,106 @@
+"""Runs on a distilled base: what is drawn, and what is only added while a LoRA is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flame_train import cli
+from flame_train.io.safetensors import save_file
+
+Train = Callable[..., int]
+SAMPLED = (
+    *("sample.prompts=['a red circle', 'a red circle --am 0']", "sample.every=3", "sample.steps=2"),
+    *("sample.guidance_scale=1.0", "optimizer.lr=0.1", "validation.every=3", "validation.fraction=0.2"),
+)
+
+
+def write_adapter(file: Path, rank: int = 4) -> Path:
+    """An adapter of the small Z-Image, as ostris names his."""
+    rng = np.random.default_rng(0)
+    names = [f"diffusion_model.layers.{i}.attention.{part}" for i in range(2) for part in ("to_q", "to_out.0")]
+    pair = {"lora_A.weight": (rank, 64), "lora_B.weight": (64, rank)}
+    save_file(
+        file,
+        {
+            f"{name}.{end}": (0.3 * rng.standard_normal(shape)).astype(np.float32)
+            for name in names
+            for end, shape in pair.items()
+        },
+    )
+    return file
+
+
+def settings(*given: str) -> list[str]:
+    return [word for setting in given for word in ("--set", setting)]
+
+
+def pixels(path: Path) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(path)).astype(int)
+
+
+def images(path: Path) -> list[np.ndarray[Any, Any]]:
+    """Both images of a grid, without the line between them."""
+    grid = pixels(path)
+    return [grid[:64, :64], grid[:64, 68:132]]
+
+
+def validation_of(run: Path) -> float:
+    lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+    return next(line["validation"]["loss"] for line in lines if "validation" in line)
+
+
+@pytest.mark.parametrize(
+    "stored", [(), pytest.param(("model.quantize=fp8",), id="fp8"), pytest.param(("model.quantize=nf4",), id="nf4")]
+)
+def test_samples_are_of_the_base_without_the_training_adapter(
+    train_small: Train, tmp_path: Path, stored: tuple[str, ...]
+) -> None:
+    """Without the LoRA an image is that of a run without the adapter, byte for byte, before training and after it.
+
+    With the LoRA it is what `sample` draws of the base. The validation loss is that of the model that is trained.
+    """
+    file = write_adapter(tmp_path / "adapter.safetensors")
+    for name, more in (("with", [f"model.training_adapter={file}"]), ("without", [])):
+        asked = (*SAMPLED, *stored, *more, f"output.dir={tmp_path / name}", "output.precision=fp32")
+        assert train_small("zimage", *settings(*asked)) == 0
+    grids = {
+        (name, step): images(tmp_path / name / f"samples/step-{step:06d}.png")
+        for name in ("with", "without")
+        for step in (0, 3)
+    }
+    plain = grids["without", 0][1]
+    for grid in grids.values():
+        np.testing.assert_array_equal(grid[1], plain)
+    np.testing.assert_array_equal(grids["with", 0][0], grids["without", 0][0])
+    assert validation_of(tmp_path / "with") != validation_of(tmp_path / "without")
+    if not stored:
+        out = tmp_path / "drawn.png"
+        asked = ("sample", "-m", str(tmp_path / "zimage/base.safetensors"), "-p", "a red circle", "-o", str(out))
+        how = ("--steps", "2", "--guidance-scale", "1", "--width", "64", "--height", "64", "--precision", "fp32")
+        lora = str(tmp_path / "with/lora.safetensors")
+        assert cli.run([*asked, *how, "--lora", lora, "--device", "cpu"]) == 0
+        assert np.abs(pixels(out) - grids["with", 3][0]).max() <= 1
+        assert np.abs(grids["with", 3][0] - plain).mean() > 1
+
+
+def test_a_base_is_drawn_before_training_as_it_is_and_by_the_other_model(train_small: Train, tmp_path: Path) -> None:
+    """`sample.model` draws all grids, and the base one more at step 0, with its own steps; `sample.first` none."""
+    assert train_small("zimage", *settings(*SAMPLED, f"output.dir={tmp_path / 'plain'}")) == 0
+    turbo = tmp_path / "zimage/turbo.safetensors"
+    turbo.write_bytes((tmp_path / "zimage/base.safetensors").read_bytes())
+    other = (*SAMPLED, f"sample.model={turbo}")
+    assert train_small("zimage", *settings(*other, f"output.dir={tmp_path / 'both'}")) == 0
+    names = sorted(path.name for path in (tmp_path / "both/samples").iterdir())
+    assert names == ["step-000000-base.png", "step-000000.png", "step-000003.png"]
+    drawn, plain = tmp_path / "both/samples/step-000000-base.png", tmp_path / "plain/samples/step-000000.png"
+    assert drawn.read_bytes() == plain.read_bytes()
+    assert (tmp_path / "both/samples/step-000000.png").read_bytes() != plain.read_bytes()
+    assert train_small("zimage", *settings(*other, "sample.first=false", f"output.dir={tmp_path / 'no'}")) == 0
+    assert [path.name for path in (tmp_path / "no/samples").iterdir()] == ["step-000003.png"]
