@@ -12,7 +12,7 @@ from flame_train.errors import ConfigError
 def choose(
     names: Sequence[str], patterns: Sequence[str], presets: Mapping[str, Sequence[str]], wrong: str, advice: str
 ) -> list[str]:
-    """Chooses names by presets and globs.
+    """Returns the names that presets and globs choose, each once, in the order of `names`.
 
     Args:
         names: the names to choose from.
@@ -20,9 +20,6 @@ def choose(
         presets: the globs of each preset.
         wrong: first line of the error message.
         advice: last line of the error message.
-
-    Returns:
-        The matching names, each once, in the order of `names`.
 
     Raises:
         ConfigError: a pattern matches no name; the message lists each with the nearest names.
@@ -39,10 +36,7 @@ def choose(
 
 
 def _hint(pattern: str, names: Iterable[str], presets: Mapping[str, Sequence[str]]) -> str:
-    """Returns a suggestion: a preset, a whole name, or a glob over the beginning or end of names.
-
-    Of a pattern with a `*` inside, what follows the last one is compared with the ends of names first.
-    """
+    """Returns a suggestion: a preset, a whole name, or a glob over the beginning or end of names."""
     endings = {"*." + ".".join(name.split(".")[-n:]) for name in names for n in (1, 2, 3)}
     beginnings = {name.partition(".")[0] + ".*" for name in names}
     begin, _, end = pattern.rpartition("*")

@@ -114,15 +114,12 @@ def _columns() -> int:
 
 
 def bar_format(before: str, after: Sequence[str], *, width: int | None) -> str:
-    """Lays out a line with a bar, and of what comes after it as many parts as fit.
+    """Returns tqdm's format of a line of less than `width` columns: a bar, and as many parts after it as fit.
 
     Args:
         before: the text before the bar.
         after: the parts after it, in the order of their worth.
         width: columns that the line may take; None where all parts fit, as in a notebook.
-
-    Returns:
-        tqdm's format of a line of less than `width` columns.
     """
     parts = [part for part in after if part]
     if width is None:

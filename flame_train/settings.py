@@ -35,7 +35,7 @@ def field(
     aka: tuple[str, ...] = (),
     instead_of: str = "",
 ) -> Any:
-    """Declares a key of a config.
+    """Returns the pydantic field that declares a key of a config.
 
     Args:
         default: the value where the config says nothing.
@@ -46,9 +46,6 @@ def field(
         place: whether the value is a file or folder.
         aka: names of the same setting in other trainers, and its former names in this one.
         instead_of: the usual key, whose value holds where this one is 0; a misspelt key more likely meant that.
-
-    Returns:
-        The pydantic field.
     """
     extra: dict[str, Any] = {"unit": unit, "free": free, "place": place, "aka": list(aka), "only": {}, "leads": False}
     extra["instead_of"] = instead_of

@@ -107,10 +107,9 @@ def attach(
     settings: Mapping[str, LayerSettings] = MappingProxyType({}),
     per_sample_sign: bool = False,
 ) -> Attached:
-    """Puts a new adapter into each named layer of a loaded `model`; the model's output does not change.
+    """Puts a new adapter into each named layer of a loaded `model`, whose output stays; returns them by layer.
 
     Args:
-        model: the network.
         names: names of its linear layers and convolutions.
         rank, alpha: the inner width, and the numerator of the update's scale alpha / rank.
         seed: seed of the first values, which also depend on the layer's name.
@@ -120,9 +119,6 @@ def attach(
         settings: what layers have of their own instead of `rank`, `alpha` and dropout.
         chances: what a step leaves out, within `Attached.drops.during`.
         per_sample_sign: whether `Attached.drops.during` may give adapters another strength.
-
-    Returns:
-        The adapters by layer.
 
     Raises:
         KeyError: a name is no layer.

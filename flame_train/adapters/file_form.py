@@ -114,9 +114,6 @@ class FileForm:
             arrays: the arrays, an alpha among them or not.
             folded: the alpha before it was folded, as the file's metadata says. The update is the same for any.
             scale: alpha / rank by the file's configuration, for a pair without an alpha of its own.
-
-        Returns:
-            The factors.
         """
         matrices = {name: arrays[name] for name in self.written if name in arrays}
         alpha = matrices.pop(ALPHA, None)

@@ -193,10 +193,7 @@ def _lost_message(
 
 
 def _nearest(name: str, table: Mapping[str, MatchedKey]) -> list[str]:
-    """Returns the known name most like this one, if any is. Compared are those that begin or end as it does.
-
-    Comparing it with all takes seconds, and minutes where a name is long.
-    """
+    """Returns the known name most like this one, of those that begin or end alike: comparing all is slow."""
     if len(name) > _LONGEST:
         return []
     begin, end = sorted(table), sorted(known[::-1] for known in table)
@@ -223,11 +220,7 @@ def _problems(places: _Places) -> list[str]:
 def _factors(
     path: Path, metadata: Mapping[str, str], places: _Places, family: LoraFamily, by_metadata: bool
 ) -> dict[_Key, Factors]:
-    """Returns each place's factors, with alpha from the best source that the file offers.
-
-    In order: an alpha tensor, PEFT's configuration or the metadata, else alpha = rank, which is told; the alphas that
-    were folded are taken out again.
-    """
+    """Returns each place's factors; alpha is a tensor, PEFT's configuration or metadata, else the rank."""
     try:
         scale_of = peft_scales(metadata, path)
     except ValueError as fault:

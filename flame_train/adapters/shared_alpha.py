@@ -47,10 +47,7 @@ def misread(component: LoraComponent, alphas: Mapping[str, float]) -> tuple[str,
 
 
 def _shared(component: LoraComponent, modules: Mapping[str, Any]) -> float:
-    """Returns the commonest alpha of the modules whose own is lost, the largest of several.
-
-    Nothing is folded into a zero.
-    """
+    """Returns the commonest alpha of the modules whose own is lost, the largest of several."""
     assert component.alpha_lost is not None
     lost = [factors.alpha for name, factors in modules.items() if component.alpha_lost.fullmatch(name)]
     counts = Counter(alpha for alpha in lost if alpha) or Counter(f.alpha for f in modules.values() if f.alpha)

@@ -85,9 +85,6 @@ def apply_rules(
         presets: the globs of each preset.
         usual: what layers have of their own where their rule says nothing.
 
-    Returns:
-        What each layer has of its own, by name.
-
     Raises:
         ConfigError: a rule matches no layer, and what comes near; or no layer is left.
     """

@@ -80,10 +80,7 @@ def _checked(layered: Layered, overrides: Sequence[str], lacking: Collection[str
 
 
 def _by_epochs(config: Config) -> Config:
-    """Returns the config with the default interval in steps at 0 where one in epochs is written.
-
-    A run of `train.epochs` has as many steps as can be until the dataset says how many: rules between keys hold then.
-    """
+    """Returns the config with the default interval in steps at 0 where one in epochs is written."""
     changed: dict[str, Any] = {}
     for name in REPEATED:
         section = getattr(config, name)

@@ -118,10 +118,7 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> None:
 
 
 def _parse_own(source: str, wanted_by: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    """Returns the tree of a config of ours.
-
-    The error for another trainer's config says so, whatever the file's ending.
-    """
+    """Returns the tree of a config of ours; another trainer's is refused by name, whatever its ending."""
     text = read_text(source, wanted_by)
     ending = Path(source).suffix.lower()
     if source != "-" and ending not in (".toml", ".yaml", ".yml"):

@@ -87,10 +87,7 @@ def assign_buckets(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") 
 
 
 def _beside(item: Item, placement: Placement, rule: BucketRule) -> tuple[Placement, ...]:
-    """Returns the placements of an image's control images.
-
-    Raises DataError that names one for which there is no bucket.
-    """
+    """Returns the placements of an image's control images. Raises DataError that names one without a bucket."""
     placements = []
     for control in item.controls:
         try:

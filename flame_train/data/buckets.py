@@ -148,10 +148,7 @@ def _misfit(size: Size, bucket: Size) -> float:
 
 
 def _cover(size: Size, bucket: Size) -> Placement:
-    """Scale with the ratio kept so that the image just covers the bucket; crop the overhang at the centre.
-
-    Whole numbers throughout: the same on every machine. The free side is rounded to nearest.
-    """
+    """Scales so that the image just covers the bucket, and crops at the centre; whole numbers, the same everywhere."""
     (height, width), (rows, columns) = size, bucket
     if rows * width >= columns * height:
         resized = rows, max(columns, (2 * width * rows + height) // (2 * height))

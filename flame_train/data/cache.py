@@ -197,10 +197,7 @@ _Entry = tuple[list[TensorInfo], memoryview]  # the arrays' places, and the byte
 
 
 def _read_verified(path: Path, key: str, shapes: Shapes | None) -> _Entry:
-    """Raises ModelFileError for anything but the whole entry of `key`, OSError where it cannot be read.
-
-    Its header must have the very bytes that `put` writes, so no other check is needed.
-    """
+    """Reads the entry of `key`; its header is byte for byte what `put` writes. Raises ModelFileError, OSError."""
     with os.fdopen(os.open(path, os.O_RDONLY | NONBLOCK | BINARY), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         begin = file.read(_FIRST) if stat.S_ISREG(status.st_mode) else b""

@@ -110,10 +110,7 @@ class CaptionFiles:
         return {alike(os.path.splitext(key)[0]): key for key in self._files if key.endswith(self._rule.endings)}
 
     def _text_files(self, endings: Sequence[str]) -> dict[str, dict[str, list[tuple[int, str]]]]:
-        """Of each image's path without its ending: by ending, the (number, file) of its caption files.
-
-        NAME.1.txt and further are more captions of NAME, unless an image is called NAME.1.
-        """
+        """Finds by path without ending, then ending, the (number, file) of captions; NAME.1.txt is more of NAME."""
         texts: dict[str, dict[str, list[tuple[int, str]]]] = {}
         for key in self._files:
             for ending in endings:

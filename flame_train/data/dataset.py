@@ -104,10 +104,9 @@ class Dataset:
         seen: Mapping[str, tuple[int, int]] | None = None,
         digests: Digests | None = None,
     ) -> Self:
-        """Read every image and caption under `path`, subfolders included, decoding each image fully.
+        """Returns the dataset under `path`, subfolders included: every caption, and each image decoded fully.
 
         Args:
-            path: the folder.
             repeats: how often each image comes in one epoch.
             by_folder: whether images of a folder N_name come N times as often, as in kohya's trainers.
             default_caption: the caption of images that have none; None makes a missing caption a problem.
@@ -124,9 +123,6 @@ class Dataset:
             progress: gets the number of images read and their total.
             seen: (height, width) by SHA-256 of images that were decoded before and need no decoding.
             digests: hashes of images that need not be read again.
-
-        Returns:
-            The dataset.
 
         Raises:
             DatasetError: every problem found.

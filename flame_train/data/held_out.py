@@ -23,9 +23,6 @@ def split(samples: Samples, fraction: float, before: Collection[str] = ()) -> tu
         fraction: the share.
         before: the SHA-256 of images that this run held out when it began; they stay held out, and no others.
 
-    Returns:
-        Both sides.
-
     Raises:
         ConfigError: no image is left to train on.
         DataError: a validation set has images that are trained on.

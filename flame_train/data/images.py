@@ -74,7 +74,7 @@ def probe(
     seen: Mapping[str, Size] | None = None,
     digests: Digests | None = None,
 ) -> ImageInfo:
-    """Reads the image to its end, as `load_image` does, and keeps only the facts about it.
+    """Returns size, mode and hash of an image, which is read to its end as `load_image` does.
 
     A JPEG is decoded at an eighth of its size: all its bytes are read, and most of the arithmetic is left out.
     `seen` are the sizes, by hash, of those that need not be decoded again; of such nothing else is known. Those whose
@@ -86,9 +86,6 @@ def probe(
         name: what a message calls the file; None: its path.
         seen: (height, width) in pixels, by hash.
         digests: the hashes of files that need not be read.
-
-    Returns:
-        Size, mode and hash.
     """
     label = name if name is not None else shown(path)
     data = b""

@@ -192,9 +192,6 @@ def caption_dropped(probability: float, seed: int, epoch: int, index: int, draw:
         index: the item.
         draw: which of the item's samples in this epoch.
         part: the name of a part of the caption, or of an encoder, that is dropped by itself; "" is the whole.
-
-    Returns:
-        True if the caption or the part is dropped.
     """
     word = int.from_bytes(_key(f"caption dropout {part}".rstrip(), seed, epoch, index, draw)[:8], "little")
     return word >> 11 < probability * 2**53  # 53 bits: exact in a float, so 0 is never and 1 always

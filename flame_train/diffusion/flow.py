@@ -139,7 +139,7 @@ def dynamic_sigmas(
     terminal: float | None = None,
     published: Sequence[float] = (),
 ) -> np.ndarray[Any, Any]:
-    """`steps` noise levels and 0, as diffusers' Flux pipeline asks for them: evenly from 1 to 1 / steps, shifted.
+    """Returns `steps` noise levels and 0, as diffusers' Flux pipeline has them: evenly from 1 to 1 / steps, shifted.
 
     Args:
         steps: how many; ConfigError for more than `train_steps`.
@@ -147,9 +147,6 @@ def dynamic_sigmas(
         train_steps: the most steps.
         terminal: the last level before 0, to which the shifted ones are then stretched; None: they are not.
         published: the levels before their shift of a model that was distilled to as many steps, instead of even ones.
-
-    Returns:
-        The levels, falling.
     """
     even = np.linspace(1.0, 1.0 / _checked(steps, train_steps), steps)
     levels = shifted(np.array(published) if len(published) == steps else even, shift)

@@ -38,7 +38,7 @@ WHOLE: Span = (0, 1000)
 def mean_errors(
     kind: LossKind, prediction: Tensor, target: Tensor, level: NoiseLevel, factors: Tensor | None = None
 ) -> Tensor:
-    """Returns each sample's mean error.
+    """Returns each sample's mean error, (B,) fp32.
 
     Args:
         kind: the distance.
@@ -46,9 +46,6 @@ def mean_errors(
         target: fp32 (B, H, W, C).
         level: how noisy each sample is.
         factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
-
-    Returns:
-        (B,) fp32.
     """
     errors = kind.errors(prediction.float(), target, level)
     if factors is not None:
@@ -109,7 +106,7 @@ class TrainingObjective(ABC):
         factors: Tensor | None = None,
         target: Tensor | None = None,
     ) -> Tensor:
-        """Returns each sample's mean error, times its weight.
+        """Returns each sample's mean error times its weight, (B,) fp32.
 
         Args:
             prediction: the denoiser's prediction (B, H, W, C).
@@ -118,9 +115,6 @@ class TrainingObjective(ABC):
             t: (B,) positions in the schedule.
             factors: fp32 (B, H, W, 1) or (B, 1, 1, 1), by which errors are multiplied: of masks, and of whole samples.
             target: fp32 (B, H, W, C), what the prediction should be; None: `target`.
-
-        Returns:
-            (B,) fp32.
         """
         expected = self.target(latents, noise, t) if target is None else target
         each = mean_errors(self.kind, prediction, expected, self.noise_level(t), factors)
@@ -153,7 +147,6 @@ class Objective(TrainingObjective):
             sampling: the distribution of timesteps; None: uniform.
             span: the range of timesteps that is trained.
             noise: the kinds of noise that are mixed; None: standard normal noise.
-            device: "cuda" or "cpu".
 
         Raises:
             ValueError: zero terminal SNR with prediction "epsilon": the last timestep has no signal to recover.

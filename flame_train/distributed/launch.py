@@ -32,9 +32,6 @@ def start(processes: int, arguments: Sequence[str]) -> int:
         processes: how many it starts.
         arguments: of `flame-train`.
 
-    Returns:
-        The exit status.
-
     Raises:
         EnvironmentFault: there is no mpirun.
         ConfigError: a launcher started this process.
@@ -80,7 +77,7 @@ def _end_with_parent() -> None:
 
 
 def command_of(mpirun: str, processes: int, arguments: Sequence[str], open_mpi: bool, as_root: bool) -> list[str]:
-    """Returns the command line.
+    """Returns the command line: the program and its arguments.
 
     Open MPI binds each process to a core and has no more of them than cores, unless told so; and refuses root.
 
@@ -90,9 +87,6 @@ def command_of(mpirun: str, processes: int, arguments: Sequence[str], open_mpi: 
         arguments: of `flame-train`; --gpus is left out.
         open_mpi: whether the launcher is Open MPI's.
         as_root: whether root starts it.
-
-    Returns:
-        The program and its arguments.
     """
     ours = ["--bind-to", "none", "--oversubscribe"] if open_mpi else []
     root = ["--allow-run-as-root"] if open_mpi and as_root else []

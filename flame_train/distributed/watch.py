@@ -204,11 +204,7 @@ class Watch:
                     os.close(descriptor)
 
     def _seen(self, rank: int) -> tuple[dict[str, Any] | None, object]:
-        """Returns what a process wrote, and something that is another with each of its signs of life.
-
-        A network disk asks its server when a file is opened. What it knows of a file that is not opened, such as the
-        time of its last change, may be a minute old.
-        """
+        """Reads what changes with each sign of life. It opens the file: a network disk's cached times are old."""
         try:
             with os.fdopen(self._held.file(_file(rank), os.O_RDONLY | NONBLOCK), "rb") as file:
                 status = os.fstat(file.fileno())

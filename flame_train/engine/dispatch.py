@@ -188,11 +188,7 @@ def _expect_list(op: Op, name: str, value: Any) -> Any:
 
 
 def _expect_number(op: Op, name: str, value: Any) -> Any:
-    """Returns what an argument that is neither a Tensor nor a Python number is passed on as.
-
-    None stays None where the argument is optional; a NumPy scalar becomes a Python number, which does not widen the
-    result. Anything else raises `TypeError`.
-    """
+    """Returns a number as it is passed on, a NumPy scalar as Python's, which widens nothing. Raises TypeError."""
     if value is None and name in op.optional_names:
         return None
     if name in op.number_names and isinstance(value, np.generic):

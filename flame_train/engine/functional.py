@@ -1,4 +1,9 @@
-"""The public operations, as torch.nn.functional and torch. Those of the library (`lazy.OPS`) load when asked for."""
+"""The public operations, as torch.nn.functional and torch. Those of the library (`lazy.OPS`) load when asked for.
+
+Some arguments are the same in all: `input`, the tensor that an op is about; `layout`, "NCHW" or "NHWC"; `dtype`, the
+result's. `eps` is added to a variance, or to a mean square. Of functions around kernels, `op` is the op that a message
+names, `out` memory for the result or None, and `lse` the log-sum-exps of attention, fp32 (B, H, L, 1).
+"""
 
 from __future__ import annotations
 

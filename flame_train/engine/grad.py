@@ -36,9 +36,6 @@ def grad(
         create_graph: must be False.
         allow_unused: whether an input may have no part in the outputs.
 
-    Returns:
-        A gradient for each input.
-
     Raises:
         RuntimeError: an unused input without `allow_unused`.
         Unsupported: `create_graph`.

@@ -99,14 +99,8 @@ def materialise(
     """Returns the sample's arguments by name with Tensors drawn for the tensor ones; floats get `dtype`.
 
     Args:
-        op: the op.
         s: the sample.
         rng: draws the values.
-        dtype: the dtype of floats.
-        device: the device of the tensors.
-
-    Returns:
-        The arguments by name.
     """
     bound = op.bind(s.args, s.kwargs)
     for name in op.tensor_names:

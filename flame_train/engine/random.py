@@ -61,10 +61,9 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
 
 
 def bits(xp: Namespace, seed: int, stream: int, step: Array | int, sample_index: Array, count: int) -> Array:
-    """uint32 (B, count): `count` random words for each sample of `sample_index` (B,), a whole-number array.
+    """Returns `count` random words for each sample, uint32 (B, count).
 
-    `seed` has 64 bits, `stream`, `step` and the indices 32. A sample's words do not depend on the other
-    samples, and fewer of them are a prefix of more.
+    A sample's words do not depend on the other samples, and fewer of them are a prefix of more.
 
     Args:
         seed: 64 bits.
@@ -72,9 +71,6 @@ def bits(xp: Namespace, seed: int, stream: int, step: Array | int, sample_index:
         step: 32 bits.
         sample_index: whole numbers (B,).
         count: words of a sample.
-
-    Returns:
-        uint32 (B, count).
     """
     block = xp.arange(-(-count // 4), dtype=np.uint64)
     return blocks_of_bits(xp, seed, stream, step, sample_index, block)[:, :count]
@@ -83,14 +79,11 @@ def bits(xp: Namespace, seed: int, stream: int, step: Array | int, sample_index:
 def blocks_of_bits(
     xp: Namespace, seed: int, stream: int, step: Array | int, sample_index: Array, block: Array
 ) -> Array:
-    """uint32 (B, 4 n): words 4 b to 4 b + 3 of what `bits` draws, for each b of `block` (n,), uint64 below 2^32.
+    """Returns words 4 b to 4 b + 3 of what `bits` draws, for each b of `block`, uint32 (B, 4 n).
 
     Args:
         seed, stream, step, sample_index: as in `bits`.
-        block: (n,), uint64.
-
-    Returns:
-        uint32 (B, 4 n).
+        block: (n,), uint64 below 2^32.
     """
     kernels = backend_of(sample_index).kernels
     if kernels is not None:

@@ -60,9 +60,6 @@ def accurate_sum(
         axes: the dims over which is summed.
         keepdims: whether these stay, with size 1.
         dtype: the result's dtype; None: that of `x`.
-
-    Returns:
-        The sum or the mean.
     """
     result = dtype or x.dtype
     if not isinstance(x, np.ndarray) or result != float32 or math.prod([x.shape[a] for a in axes]) < _MANY:

@@ -66,21 +66,17 @@ def commit(
     spare: Collection[int] = (),
     lora_of: Callable[[int], str] = lambda step: "lora.safetensors",
 ) -> Path:
-    """Writes the checkpoint of `step` under `root` and removes all but the newest and those to `spare`.
+    """Writes the checkpoint of `step`, removes all but the newest and those to `spare`; returns its folder.
 
     A whole checkpoint of that step stays as it is. If the disk refuses, nothing half-written is left.
 
     Args:
         root: the folder of checkpoints.
-        step: the number of steps done.
         files: name -> the file's bytes, or a function that writes the file at a given path.
         keep: how many of the newest checkpoints stay; 0: `STATES`, and of each older one its LoRA beside them.
         size: bytes of all files together, roughly; None: unknown.
         spare: steps of earlier checkpoints that stay too, if they are there.
         lora_of: the name of the LoRA in the checkpoint of a step.
-
-    Returns:
-        The folder of the checkpoint.
 
     Raises:
         OutputError: the disk refuses; older checkpoints stay.
@@ -173,11 +169,7 @@ class _Retention:
 
 
 def _prune(root: OpenFolder, step: int, staying: _Retention) -> None:
-    """Keep the checkpoint of `step`, just written, the newest before it, and those before it to `spare`.
-
-    Later steps go as well: had one of them been whole, the run would have continued from it. A file that cannot be
-    removed, such as one in use on a network disk, stays with a warning. The new checkpoint is safe.
-    """
+    """Keeps the checkpoint of `step`, the newest before it, and those to `spare`; what cannot be removed stays."""
     earlier = [old for old in _steps(root) if old < step]
     counted = [old for old in earlier if old not in staying.spare]
     spared = [old for old in earlier if old in staying.spare]

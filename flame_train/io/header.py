@@ -71,7 +71,6 @@ def read_header(path: Path, mapped: Any, end: int) -> Header:
     """Read the header of a whole file.
 
     Args:
-        path: the file.
         mapped: its bytes, as a memory map.
         end: where its header ends and the data begins.
 

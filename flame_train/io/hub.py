@@ -260,9 +260,6 @@ def headers_of(model: str, files: Sequence[str], token: Literal[False] | None, d
         token: as the hub's client takes it.
         download: the command that fetches the weights, for messages.
 
-    Returns:
-        The folder.
-
     Raises:
         OSError: the hub does not answer, or sends no part of a file; also the errors of its client.
     """

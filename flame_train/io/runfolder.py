@@ -231,14 +231,10 @@ class RunFolder:
         *,
         spare: Collection[int] = (),
     ) -> Path:
-        """Make the log durable, commit the checkpoint of `step`, and note the step in the status.
+        """Makes the log durable, commits the checkpoint of `step` and notes it in the status; returns its folder.
 
         Args:
-            step: the number of steps done.
             files, keep, size, spare: as in `commit.commit`.
-
-        Returns:
-            The folder of the checkpoint.
 
         Raises OutputError if the checkpoint cannot be written. Log and status only report: they cost a warning.
         """

@@ -97,10 +97,7 @@ class SafetensorsFile:
         return flat.reshape(info.shape)
 
     def _unknown(self, info: TensorInfo, dtype: np.dtype[Any]) -> Array:
-        """Returns an array of NaN, which takes no memory; of one number, such as an alpha, 1.
-
-        ModelFileError for numbers that a format needs to be understood.
-        """
+        """Returns NaN without memory, or 1 for one number. Raises ModelFileError for what a format needs."""
         if info.dtype not in FLOAT_TAGS:
             raise ModelFileError(
                 f"{self.path.name}: {info.name} is needed, and of this file only the header was fetched; "

@@ -31,7 +31,7 @@ def attend(
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Multi-head attention on projected queries, keys and values.
+    """Returns multi-head attention (B, L, C) on projected queries, keys and values.
 
     The result is rematerialized where the gradients of attention do not need it. That is so for few keys, where
     rematerialization costs about as much as a norm.
@@ -43,9 +43,6 @@ def attend(
         is_causal: whether a query attends to earlier keys only.
         mask: (B or 1, H or 1, L, T), as for scaled_dot_product_attention.
         scale: factor of the scores; None: 1 / sqrt(C / heads).
-
-    Returns:
-        (B, L, C).
     """
 
     def split(x: Tensor) -> Tensor:

@@ -1,4 +1,14 @@
-"""Networks made of blocks: which activations a block saves for its backward pass, and where its weights live."""
+"""Networks made of blocks: which activations a block saves for its backward pass, and where its weights live.
+
+What the `forward` of transformers and of their blocks takes has the same name everywhere; capitals are its shape.
+
+- `x_BHWC`: noised latents, patched where the family patches them. `times_B`: noise levels, fp32.
+- `controls`: latents without noise (B, h, w, C) of images that are looked at, of any size each.
+- `context_BTC`: the text encoder's states. `rows_B`, int32: how many of their rows, from the first on, are looked at.
+- `img_BLD`, `txt_BTD`, `x_BLD`, `x_BSD`: tokens of the image, of the text, and of all in a row.
+- `cos_S1E`, `sin_S1E`, or `cos` and `sin`: rotary angles of these tokens.
+- `seen_B`, int32: how many tokens, from the first on, are looked at. `mask`, bool (B, 1, 1, S): which; None: all.
+"""
 
 from __future__ import annotations
 

@@ -67,10 +67,7 @@ class FixedBatches:
 
 
 class _Program:
-    """`fn` for inputs of one shape, with buffers for them and for its results.
-
-    What is captured does not know its program: without a circle the graph is gone as soon as nobody needs it.
-    """
+    """`fn` for one shape with its buffers; its graph does not know it, so that it is gone when nobody needs it."""
 
     def __init__(self, fn: Function, like: HostArrays, results: Layout, backend: Backend) -> None:
         size = len(next(iter(like.values())))

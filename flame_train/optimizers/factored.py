@@ -27,7 +27,7 @@ def matrix_kernel(
     tables: Mapping[str, Array] | None = None,
     **more: Any,
 ) -> Kernel:
-    """A kernel with a block for each matrix: its tables are the matrices, and `pairs` of places for their factors.
+    """Returns a kernel with a block a matrix: its tables are the matrices, and `pairs` of places for factors.
 
     `extra` is a number for each parameter by its own, which the kernel finds in its `Matrix`; `tables` stand last.
 
@@ -39,9 +39,6 @@ def matrix_kernel(
         extra: a number by parameter, or None.
         tables: further arrays by name, or None.
         more: further fields of `Kernel`.
-
-    Returns:
-        The kernel.
     """
     matrices, xp = arena.matrices(cut), arena.backend.xp
     factors = {
@@ -86,9 +83,6 @@ class Moments:
             mean: the new values.
             decay: the share of the moment that stays.
             weight: the share of `mean`; None: 1 - decay.
-
-        Returns:
-            In the shape of `mean`.
         """
         before = self._matrices.part(self._state[f"{self._name}_{kind}"], kind, stack).reshape(mean.shape)
         after: Array = decay * before + (1.0 - decay if weight is None else weight) * mean

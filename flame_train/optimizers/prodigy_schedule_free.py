@@ -142,11 +142,7 @@ class ProdigyScheduleFreeRule:
     def _root(
         self, xp: Namespace, grads: Array, moments: Moments, i: int, cut: MatrixShape | None, weight: Array
     ) -> Array:
-        """Returns the root of the moment.
-
-        Of a tall matrix it is that of each row's: the published implementation divides the
-        moments of its columns by themselves.
-        """
+        """Returns the root of the moment: of a tall matrix that of each row, as published."""
         squares, b2 = grads * grads, self.betas[1]
         if cut is None:
             return xp.sqrt(moments.moved("whole", i, squares, b2, weight))

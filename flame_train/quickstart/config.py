@@ -55,17 +55,12 @@ _REASONS: Final[Mapping[str, str]] = {
 
 
 def config_text(folder: Path, device: str, family: str, lesson: QuickstartSpec, unsupported: Collection[str]) -> str:
-    """Returns the text of config.toml.
+    """Returns the text of config.toml, with every key.
 
     Args:
         folder: the folder of the quickstart.
-        device: "cuda" or "cpu".
-        family: the model family.
         lesson: what is taught, and how.
         unsupported: the paths of keys that the family lacks.
-
-    Returns:
-        A TOML text with every key.
     """
     config = lesson_config(folder, device, lesson)
     values, plain = flat(config), flat(Config())

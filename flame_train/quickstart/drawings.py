@@ -87,7 +87,7 @@ def scenes(
     textures: Sequence[str] = TEXTURES,
     alone: bool = False,
 ) -> list[Scene]:
-    """Makes scenes at random; equal arguments give equal scenes.
+    """Returns `count` scenes made at random; equal arguments give equal scenes.
 
     Args:
         count: number of scenes.
@@ -96,9 +96,6 @@ def scenes(
         kinds: the shapes to choose from.
         textures: the textures of backgrounds to choose from.
         alone: whether each scene has one shape only.
-
-    Returns:
-        `count` scenes.
     """
     rng = np.random.default_rng((seed, *size))
     return [_scene(rng, size, kinds, textures, alone) for _ in range(count)]

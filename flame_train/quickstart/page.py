@@ -63,7 +63,6 @@ def write_page(path: Path, title: str, rows: Sequence[Row], line_before: int = 0
     """Writes the page and returns its path.
 
     Args:
-        path: the PNG.
         title: the words on top.
         rows: the images, from top to bottom.
         line_before: the column before which a line stands in all rows but the first; 0: none.

@@ -45,15 +45,12 @@ def is_kept(address: str) -> bool:
 
 
 def fetch(address: str, digests: Digests, check: Callable[[], None]) -> Path:
-    """Fetches what an address names, as it is in the store now, to the cache.
+    """Fetches what an address names, as it is in the store now, to the cache; returns its path there.
 
     Args:
         address: of a file or a folder.
         digests: those of files that were hashed before.
         check: called between parts; raises what ends the start.
-
-    Returns:
-        Its path there.
 
     Raises:
         RemoteError: there is nothing, or it does not come whole; or the store cannot be asked and not all is here.

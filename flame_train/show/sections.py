@@ -76,9 +76,6 @@ def samples(
         large: where those of slider and zoom are; None: they are the same.
         steps: those shown; None: all.
         control: where the control images of a prompt are, which stand above its samples; None: nowhere.
-
-    Returns:
-        The section.
     """
     grids = [grid for grid in view.grids if steps is None or grid.step in steps]
     if not grids:
@@ -135,9 +132,6 @@ def sample_image(
         column: the number of the prompt, by which arrows go left and right.
         label: the image in words.
         box: left, top, right and bottom in its grid, for its shape.
-
-    Returns:
-        The cell.
     """
     image = element(
         "img",

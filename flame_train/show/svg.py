@@ -115,16 +115,13 @@ _LEAST: Final = 1e-300  # a shorter axis counts as none: its ticks would be no n
 
 
 def axis(values: Iterable[float], count: int = 5, *, zero: bool = False, share: float = 1.0) -> Axis:
-    """Returns an axis for values, with about `count` ticks.
+    """Returns an axis for values, with about `count` ticks, of some length even if all values are one.
 
     Args:
         values: finite numbers.
         count: how many ticks it should have.
         zero: whether it begins at 0, if no value is below.
         share: the share of the values, the lowest, that must fit: a few peaks would flatten the rest.
-
-    Returns:
-        The axis, of some length even if all values are one.
     """
     ordered = sorted(values) or [0.0, 1.0]
     low, high = ordered[0], ordered[max(math.ceil(share * len(ordered)) - 1, 0)]

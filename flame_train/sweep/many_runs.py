@@ -84,10 +84,7 @@ def _report(all_runs: Sweep) -> dict[str, Any]:
 
 
 def _encode(all_runs: Sweep, runs: Sequence[Planned], device: str, stop: StopRequest) -> None:
-    """Encodes images and captions once for all runs that share them, before several would at once.
-
-    What fails here fails in the run that it belongs to as well, which says why.
-    """
+    """Encodes once for all runs that share it; what fails here fails in the run that it belongs to as well."""
     encoded = set[str]()
     for run in runs:
         settings_read = repr([(path, value) for path, value in flat(run.config).items() if path.startswith(ENCODED)])

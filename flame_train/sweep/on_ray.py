@@ -19,7 +19,7 @@ TRIES: Final = 5
 def run_on_ray(
     config: str, runs: Sequence[Planned], device: str, folder: str, say: Callable[[str], None]
 ) -> dict[str, int]:
-    """Trains all runs, each a task that asks for a GPU, or on the CPU for a core.
+    """Trains all runs, each a task with a GPU, or on the CPU with a core; returns each run's exit code by its name.
 
     The cluster is that of RAY_ADDRESS; without it Ray starts one on this machine. Nodes see the same files, or the
     config has `output.remote` and addresses.
@@ -27,12 +27,8 @@ def run_on_ray(
     Args:
         config: the config that they have in common.
         runs: the runs.
-        device: "cuda" or "cpu".
         folder: the folder in which paths of the config begin.
         say: gets a line for each run that ends.
-
-    Returns:
-        Each run's exit code by its name.
 
     Raises:
         EnvironmentFault: Ray is not installed.

@@ -33,17 +33,12 @@ class ConvertReport:
 
 
 def convert(source: Path, target: Path, to: str, force: bool = False, skip_unknown: bool = False) -> ConvertReport:
-    """Write the LoRA `source` to `target` in format `to`.
+    """Writes the LoRA `source` to `target` in format `to`; returns what was written, for the report.
 
     Args:
         source: the file, in any dialect.
-        target: the file to write.
         to: "kohya" or "diffusers".
-        force: whether an existing `target` is overwritten.
         skip_unknown: whether parts of no module are left out.
-
-    Returns:
-        What was written, for the report.
 
     Raises:
         ConfigError: an unknown format.

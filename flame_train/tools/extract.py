@@ -38,10 +38,8 @@ def extract(
 
     Args:
         base, tuned: two models of one family, in any layouts; a single file, or the folder of one component.
-        target: the LoRA's file.
         want: the rank, or the error that a layer may have.
         precision: number format of the matrices, "bf16", "fp16" or "fp32".
-        force: whether an existing `target` is overwritten.
 
     Returns:
         The report: modules by component, ranks, the error of all layers together, and the largest of one.

@@ -29,10 +29,8 @@ def import_config(
     """Converts the config in `source` and writes it to `output`, a .toml file.
 
     Args:
-        source: the file.
         output: what is written; None: the result alone has it.
         family: the model family, where the config names none.
-        force: whether a file that exists is replaced.
         partial: whether a file is written though an optimizer, kind of adapter, resolution or length is lost.
 
     Returns:

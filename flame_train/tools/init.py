@@ -26,16 +26,12 @@ _MUST: Final = ("model.checkpoint", "data.path", "output.dir")
 
 
 def template(family: str, name: str | None = None, card: float | None = None, full: bool = False) -> str:
-    """Returns the commented config of `family`.
+    """Returns the commented config of `family`, a TOML text.
 
     Args:
-        family: a model family.
         name: a preset, for what is trained.
         card: GB of the card that it is to fit.
         full: whether every key is in it, as without preset and card.
-
-    Returns:
-        The text of a TOML file.
 
     Raises:
         ConfigError: there is no such family or preset.
@@ -68,8 +64,6 @@ def write_template(
 
     Args:
         family, name, card, full: as in `template`.
-        path: the TOML file.
-        force: whether a file that is there already is overwritten.
 
     Raises:
         ConfigError: as `template` does, and for a path without .toml.

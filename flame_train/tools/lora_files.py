@@ -115,18 +115,14 @@ def write_lora(
     source_metadata: Mapping[str, str],
     same_network: bool = False,
 ) -> int:
-    """Writes a LoRA's file with its metadata.
+    """Writes a LoRA's file with its metadata; returns the number of its tensors.
 
     Args:
-        target: the file.
         state: the factors by component and module.
         family: how its files name modules.
         form: "kohya" or "diffusers".
         source_metadata: metadata of the file that this one comes from.
         same_network: whether that file's words about kind, rank and alpha still hold.
-
-    Returns:
-        The number of its tensors.
 
     Raises:
         ModelFileError: diffusers does not read the kind.

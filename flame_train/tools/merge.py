@@ -62,7 +62,7 @@ class _Patch:
 def merge(
     base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool = False, skip_unknown: bool = False
 ) -> MergeReport:
-    """Writes `base` with W + strength * (alpha / rank) * up @ down for every module of `lora`.
+    """Writes `base` with W + strength * (alpha / rank) * up @ down for every module of `lora`; returns the report.
 
     The sums are in fp32 and rounded once. One tensor at a time is in memory.
 
@@ -71,11 +71,7 @@ def merge(
         lora: the LoRA's file.
         out: the file to write, in the base's own layout, names and dtypes.
         strength: factor of the update.
-        force: whether an existing `out` is overwritten.
         skip_unknown: whether parts of the LoRA of no module are left out.
-
-    Returns:
-        What was merged, for the report.
 
     Raises:
         ModelFileError: the two files do not belong together, or the base holds NaN.
@@ -184,10 +180,7 @@ def _history(metadata: Mapping[str, str], lora: Path, strength: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Merging:
-    """The base's tensors after the merge: each is read on demand and updated.
-
-    `used` are the tensors of networks. Others pass as they are: tables of noise schedules may hold infinity.
-    """
+    """The base's tensors, each updated as it is read; what no network has passes as it is: schedules hold infinity."""
 
     base: Path
     weights: Weights

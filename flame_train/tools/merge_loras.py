@@ -70,10 +70,8 @@ def merge_loras(
 
     Args:
         loras: the files with their strengths.
-        target: the file to write.
         want: the rank, or the error that a module may have; None: all of it.
         base: the model that the adapters are for.
-        force: whether an existing `target` is overwritten.
         skip_unknown: whether parts of the LoRAs of no module are left out.
 
     Returns:

@@ -19,9 +19,7 @@ def resize(source: Path, target: Path, want: Truncation, force: bool = False) ->
 
     Args:
         source: a LoRA in any dialect.
-        target: the file to write.
         want: the rank, or the error that a module may have.
-        force: whether an existing `target` is overwritten.
 
     Returns:
         The report: ranks, the error of all modules together, and the largest of one.

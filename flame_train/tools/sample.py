@@ -96,8 +96,6 @@ def sample(
         precision: dtype of the networks.
         seed: seed of the first image.
         width, height: size of an image, in pixels; 0: that of the first control image, or 1024.
-        device: "cuda" or "cpu".
-        force: whether existing PNGs are overwritten.
         quantize, arithmetic: as `model.quantize` and `model.arithmetic` in a config.
         vae: another autoencoder's file; "": the checkpoint's own.
         text_encoders: keys of that section of a config.

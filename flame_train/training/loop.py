@@ -32,11 +32,7 @@ _AGAIN = "run the same command to continue"
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A step whose figures are on their way to the host.
-
-    `begin` is when it was launched; `end` when it was done, if the device does not work on by itself. `gradients` are
-    norms by block, of the steps that log them. `image_losses` has each micro-batch's files, their losses and levels.
-    """
+    """A step whose figures are on their way: from `begin` to `end`, with norms by block and each image's losses."""
 
     step: int
     figures: Callable[[], np.ndarray[Any, Any]]
@@ -168,11 +164,7 @@ class _Figures:
         self._pending = launched
 
     def flush(self, validated: Callable[[int], Mapping[str, Any]] | None = None) -> None:
-        """Waits for the figures of the step in flight. Raises `NonFiniteError` if it was not sound.
-
-        A step's time begins with its start, or with the end of the step before if that is later. It ends when the
-        step is done; on an asynchronous device, when its metrics arrive. `validated` measures after it, for its line.
-        """
+        """Waits for the figures in flight. Raises NonFiniteError. `validated` measures after the step, for its line."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None

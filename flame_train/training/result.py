@@ -139,14 +139,10 @@ def checkpoint_files(
 
     Args:
         optimizer: has the values and moments.
-        step: the number of steps done.
         sources: of what the run was made.
         lora: the LoRA's file by its name, and further files.
         micro_batches: how many an update takes, of all processes together.
         standing: how the run's validations stand.
-
-    Returns:
-        The files, and their bytes.
     """
     entries = {f"{_VALUES}{n}": a for n, a in optimizer.arena.state().items()}
     entries |= {f"{_OPTIMIZER}{n}": a for n, a in optimizer.state_dict().items()}

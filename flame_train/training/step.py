@@ -103,18 +103,14 @@ class Noised:
         batch: Batch,
         times: Tensor | None = None,
     ) -> Noised:
-        """Returns the micro-batch with noise drawn.
+        """Returns the micro-batch with noise drawn: the latents without noise and with it.
 
         Args:
             denoiser: the network.
             objective: gives noise and timesteps.
-            dtype: dtype of the network's input.
             seed: the run's seed; with the batch's step and samples it determines latents, noise and timesteps.
             batch: the batch on the device.
             times: positions in the schedule (B,); None: the objective draws them.
-
-        Returns:
-            The latents without noise and with it.
         """
         moments = batch.latents()
         xp, shape = moments[0].backend.xp, moments[0].shape[1:]
@@ -201,13 +197,10 @@ def losses_of(
 def batch_losses(
     denoiser: Denoiser, objective: TrainingObjective, dtype: DType, seed: int, batch: Batch, times: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the losses of a batch.
+    """Returns each sample's loss (B,), fp32, and its position in the schedule (B,).
 
     Args:
         denoiser, objective, dtype, seed, batch, times: as in `Noised.of`.
-
-    Returns:
-        Each sample's loss (B,), fp32, and its position in the schedule (B,).
     """
     noised = Noised.of(denoiser, objective, dtype, seed, batch, times)
     return losses_of(noised, objective), noised.t

@@ -216,7 +216,6 @@ class WeightsAndBiases(Tracker):
         Args:
             folder: the run folder, in which `wandb/` is made.
             project: the project's name.
-            config: the sections of the config.
             name: the run's name.
 
         Raises:

@@ -105,8 +105,6 @@ class Validator:
             images: what is held out.
             timesteps: the number of bands, and of noise levels of an image.
             batch_size: images in a batch.
-            device: "cuda" or "cpu".
-            dtype: dtype of the network's input.
             group: the processes that share the batches; each learns all losses.
 
         Raises:

@@ -142,10 +142,7 @@ class Dora(AdapterKind):
         return _LORA.count(weight_shape, rank) + weight_shape[self._axis(weight_shape)]
 
     def _axis(self, weight_shape: tuple[int, ...]) -> int:
-        """Returns the weight's axis that has a magnitude each.
-
-        ComfyUI takes any magnitudes of one output for its row's.
-        """
+        """Returns the axis that has a magnitude each; ComfyUI takes any magnitudes of one output for its row's."""
         return 0 if self.wd_on_output or weight_shape[0] == 1 else 1
 
 

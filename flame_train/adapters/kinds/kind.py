@@ -68,9 +68,6 @@ class AdapterKind(Entry):
             rank, alpha: the inner width, and the numerator of the update's scale alpha / rank.
             rng: random numbers of this layer alone.
 
-        Returns:
-            The values.
-
         Raises:
             NotImplementedError: the kind does not define it.
         """

@@ -12,23 +12,8 @@ from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
 from . import sample_prompts
-from .conversions import (
-    sampled,
-    sides_of,
-    trained,
-)
-from .table import (
-    NOTHING,
-    Changed,
-    Convert,
-    Lost,
-    Program,
-    Reading,
-    Setting,
-    Source,
-    Tree,
-    is_off,
-)
+from .conversions import sampled, sides_of, trained
+from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off
 
 _ARCHES: Final = named_by("ai-toolkit")
 _SWITCHES: Final = named_by("ai-toolkit switches")

@@ -11,30 +11,8 @@ from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
-from .conversions import (
-    OPTIMI,
-    checkpoint,
-    of_library,
-    sampled,
-    sampled_as_flux,
-    schedule,
-    side,
-    swapped,
-    trained,
-)
-from .table import (
-    NOTHING,
-    Changed,
-    Convert,
-    Lost,
-    Program,
-    Reading,
-    Setting,
-    Source,
-    Tree,
-    is_off,
-    no_file,
-)
+from .conversions import OPTIMI, checkpoint, of_library, sampled, sampled_as_flux, schedule, side, swapped, trained
+from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, no_file
 
 _FAMILIES: Final = named_by("diffusion-pipe")
 

@@ -11,13 +11,7 @@ from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
-from .table import (
-    Convert,
-    Program,
-    Reading,
-    Source,
-    Tree,
-)
+from .table import Convert, Program, Reading, Source, Tree
 
 _KINDS: Final = named_by("EriDiffusion")
 _FLAT: Final = ("weights", "bf16_params", "grad_accum_steps", "steps", "lr", "batch_size", "optimizer")

@@ -20,19 +20,9 @@ from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
 from . import sd_scripts
-from .conversions import (
-    number,
-)
+from .conversions import number
 from .sd_scripts import datasets_of, source_of
-from .table import (
-    Program,
-    Reading,
-    Setting,
-    Source,
-    Table,
-    Tree,
-    facts_of,
-)
+from .table import Program, Reading, Setting, Source, Table, Tree, facts_of
 
 _MARKS: Final = (
     *("LoRA_type", "max_resolution", "lr_warmup", "flux1_checkbox", "additional_parameters", "LyCORIS_preset"),

@@ -14,27 +14,9 @@ from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
 from . import sd_scripts
-from .conversions import (
-    number,
-    sampled,
-    sampled_as_flux,
-    swapped,
-)
+from .conversions import number, sampled, sampled_as_flux, swapped
 from .sd_scripts import flat, of_config_file, unpacked
-from .table import (
-    NOTHING,
-    Changed,
-    Convert,
-    Lost,
-    Program,
-    Reading,
-    Setting,
-    Source,
-    Table,
-    Tree,
-    is_off,
-    no_file,
-)
+from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Table, Tree, is_off, no_file
 
 _SCRIPTS: Final = named_by("musubi-tuner")
 _OTHERS: Final = ("wan_", "hv_", "fpack_", "kandinsky5_", "hidream_o1_", "ideogram4_")
@@ -104,10 +86,7 @@ def _targets(value: Any, source: Source) -> Any:
 
 
 def _levels(value: Any, source: Source) -> Any:
-    """--timestep_sampling, and the weight of a level, which --weighting_scheme has with any.
-
-    sigma counts its levels from the noisiest, and its table has no shift: --discrete_flow_shift is of samples there.
-    """
+    """Converts --timestep_sampling. sigma counts from the noisiest, and --discrete_flow_shift is of samples there."""
     shift, std = number(source.get("discrete_flow_shift", 1.0)), float(number(source.get("sigmoid_scale", 1.0)))
     scheme = source.get("weighting_scheme", "none")
     if value == "logsnr" or (value == "sigma" and scheme == "logit_normal"):

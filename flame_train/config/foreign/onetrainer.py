@@ -13,23 +13,8 @@ from flame_train.families import named_by
 
 from . import onetrainer_values as own
 from . import sample_prompts
-from .conversions import (
-    one_of,
-    to_number,
-    unless_off,
-)
-from .table import (
-    NOTHING,
-    Convert,
-    Lost,
-    Program,
-    Reading,
-    Setting,
-    Source,
-    Tree,
-    is_off,
-    no_file,
-)
+from .conversions import one_of, to_number, unless_off
+from .table import NOTHING, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, no_file
 
 _FAMILIES: Final = named_by("OneTrainer")
 _WHOLE: Final = (

@@ -6,23 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from .conversions import (
-    number,
-    sampled,
-    schedule,
-    side,
-    sides_of,
-    trained,
-)
-from .table import (
-    NOTHING,
-    Changed,
-    Convert,
-    Lost,
-    Nothing,
-    Source,
-    is_off,
-)
+from .conversions import number, sampled, schedule, side, sides_of, trained
+from .table import NOTHING, Changed, Convert, Lost, Nothing, Source, is_off
 
 _EIGHT_BITS: Final = ("FLOAT_8", "INT_8", "FLOAT_W8A8", "INT_W8A8", "FLOAT_W8A8_COMPRESSED", "INT_W8A8_COMPRESSED")
 

@@ -68,9 +68,6 @@ def read_table(
         trainer: the name that families' `family.toml` has for the trainer.
         own: conversions by the setting's name, or the name that a line has in `by`.
         of_sets: those of a set of images that are others there.
-
-    Returns:
-        The table.
     """
     tree = tomllib.loads((Path(__file__).parent / f"{file}.toml").read_text(encoding="utf-8"))
     models = named_by(trainer) | named_by(f"{trainer} types")

@@ -8,18 +8,8 @@ from typing import Any, Final
 
 from flame_train.config.prompt_flags import read_flags
 
-from .conversions import (
-    number,
-)
-from .table import (
-    NOTHING,
-    Changed,
-    Convert,
-    Lost,
-    Nothing,
-    Source,
-    is_off,
-)
+from .conversions import number
+from .table import NOTHING, Changed, Convert, Lost, Nothing, Source, is_off
 
 
 def at_first(prompts_key: str) -> Convert:

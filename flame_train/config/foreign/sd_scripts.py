@@ -20,30 +20,8 @@ from flame_train.families import named_by
 from . import sample_prompts
 from . import sd_scripts_networks as networks
 from . import sd_scripts_values as own
-from .conversions import (
-    number,
-    number_format,
-    one_of,
-    swapped,
-    to_float,
-    to_number,
-    unless_off,
-    where,
-)
-from .table import (
-    NOTHING,
-    Changed,
-    Convert,
-    Lost,
-    Program,
-    Reading,
-    Setting,
-    Source,
-    Tree,
-    is_off,
-    keep,
-    no_file,
-)
+from .conversions import number, number_format, one_of, swapped, to_float, to_number, unless_off, where
+from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, keep, no_file
 
 _OWN_NAMES: Final = (
     *("pretrained_model_name_or_path", "network_alpha", "network_module", "network_dim"),
@@ -121,9 +99,6 @@ def source_of(
         sets: the tables.
         notes: files that are named and not there.
         folder: where relative folders of images are looked for, beside the working directory.
-
-    Returns:
-        The source.
     """
     if not sets and settings.get("train_data_dir", Setting("", "")).value:
         sets = counted(_folders(settings), folder)
@@ -180,10 +155,7 @@ def _sets(reading: Reading) -> list[dict[str, Setting]]:
 
 
 def _folders(settings: dict[str, Setting]) -> list[dict[str, Setting]]:
-    """Returns the folders of train_data_dir and reg_data_dir, whose sub-folders say how often they are repeated.
-
-    With in_json there is one folder, and none of its name (train_network.py:546).
-    """
+    """Returns the folders that train_data_dir and reg_data_dir name; with in_json one without repeats."""
     images = {"image_dir": settings.pop("train_data_dir")}
     if settings.get("in_json", Setting("", "")).value:
         return [images]

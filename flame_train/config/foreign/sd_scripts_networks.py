@@ -9,17 +9,8 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, Final
 
-from .conversions import (
-    number,
-    trained,
-)
-from .table import (
-    NOTHING,
-    Changed,
-    Lost,
-    Source,
-    is_off,
-)
+from .conversions import number, trained
+from .table import NOTHING, Changed, Lost, Source, is_off
 
 ENCODER_RATES: Final = ("text_encoder_lr", "text_encoder_lr1", "text_encoder_lr2", "text_encoder_lr3")
 _PLAIN: Final = ("lora", "lora_sdxl", "lora_flux", "lora_sd3", "lora_anima")

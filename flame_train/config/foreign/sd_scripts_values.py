@@ -9,22 +9,10 @@ from typing import Any, Final
 
 from flame_train.families import FAMILY_TITLES, named_by
 
-from .conversions import (
-    number,
-    sampled,
-    sampled_as_flux,
-    to_float,
-    warmup,
-)
+from .conversions import number, sampled, sampled_as_flux, to_float, warmup
 from .conversions import optimizer as optimizer_by_name
 from .conversions import schedule as by_name
-from .table import (
-    NOTHING,
-    Changed,
-    Lost,
-    Source,
-    is_off,
-)
+from .table import NOTHING, Changed, Lost, Source, is_off
 
 _MODELS: Final = named_by("sd-scripts") | named_by("sd-scripts types")
 HUBERS: Final = ("huber", "smooth_l1")
@@ -78,10 +66,7 @@ _WEIGHTS: Final = ("sigma_sqrt", "cosmap")
 
 
 def _density(scheme: Any, shift: Any, source: Source, sign: float) -> Any:
-    """Returns the density of noise levels of a --weighting_scheme.
-
-    `sign` is -1 where the levels are counted from the end.
-    """
+    """Returns the density of levels of a --weighting_scheme; `sign` is -1 where they are counted from the end."""
     if scheme in ("none", "uniform", None, *_WEIGHTS):
         return sampled("uniform", shift)
     if scheme == "logit_normal":

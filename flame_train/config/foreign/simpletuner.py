@@ -26,20 +26,7 @@ from .conversions import (
     warmup,
     where,
 )
-from .table import (
-    NOTHING,
-    Changed,
-    Convert,
-    Lost,
-    Program,
-    Reading,
-    Setting,
-    Source,
-    Tree,
-    is_off,
-    keep,
-    no_file,
-)
+from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, keep, no_file
 
 _FAMILIES: Final = named_by("SimpleTuner")
 _TARGETS: Final = {

@@ -65,16 +65,13 @@ class PyramidNoise(NoiseKind):
 
 
 def enlarged(xp: Namespace, grid: Tensor, size: tuple[int, int], high: Array, wide: Array) -> Tensor:
-    """Enlarges the first rows and columns of each grid bilinearly, as torch.nn.Upsample does without aligned corners.
+    """Returns (B, height, width, C): the first rows and columns of each grid, bilinearly, corners not aligned.
 
     Args:
         xp: the array namespace.
         grid: (B, h, w, C).
         size: (height, width) of the result.
         high, wide: (B,), the number of rows and of columns that are enlarged in each grid.
-
-    Returns:
-        (B, height, width, C).
     """
     b, rows, columns, c = grid.shape
     down, across = _weights(xp, size[0], rows, high), _weights(xp, size[1], columns, wide)

@@ -45,7 +45,7 @@ class Sampler(Entry):
 
     @abstractmethod
     def sample(self, denoise: Denoise, noise: Tensor, cond: Any, path: Any, noise_sampler: NoiseSampler) -> Tensor:
-        """Latents of an image.
+        """Returns latents of an image, (B, H, W, C) fp32.
 
         Args:
             denoise: gives the model's prediction.
@@ -53,9 +53,6 @@ class Sampler(Entry):
             cond: the conditioning, passed to `denoise`.
             path: the `Path` to follow.
             noise_sampler: noise for samplers that add some in each step.
-
-        Returns:
-            Latents (B, H, W, C), fp32.
         """
 
 

@@ -45,10 +45,7 @@ class Beta(TimestepSampling):
         return self.on("cpu")(rng)
 
     def _quantiles(self) -> np.ndarray[Any, Any]:
-        """The level below which a share 0, 1 / _POINTS ... 1 of all lies.
-
-        With s = sin^2 x the density is sin^(2a - 1) x cos^(2b - 1) x, which stays finite for a and b of 1/2 and more.
-        """
+        """Computes the quantiles over x with s = sin^2 x, where the density is finite for a, b >= 1/2."""
         x = np.linspace(0.0, math.pi / 2, _GRID + 1)
         middle = 0.5 * (x[1:] + x[:-1])
         density = np.sin(middle) ** (2.0 * self.beta_a - 1.0) * np.cos(middle) ** (2.0 * self.beta_b - 1.0)

@@ -151,10 +151,7 @@ class BackwardPass:
         return sent, totals
 
     def _run(self, node: Node, grads: list[Array | None]) -> tuple[list[Array | None], frozenset[int]]:
-        """Returns the gradients along the node's edges, and the indices of edges where that is a total.
-
-        A total includes what had arrived already. A checkpoint sends its gradients itself and has None for each edge.
-        """
+        """Returns the gradients along the node's edges, and the edges where that includes what had arrived."""
         check_saved(node)
         if isinstance(node, CheckpointNode):
             self._rerun(node, grads)
@@ -190,10 +187,7 @@ class BackwardPass:
         return found
 
     def _arrived(self, node: Node, args: set[str]) -> dict[int, GradTarget]:
-        """The targets along the edges of `args` where gradients have arrived: at all items of a list, or at none.
-
-        Empty if two edges lead to the same place.
-        """
+        """Returns the targets along `args` where gradients arrived, all or none; none if two edges meet."""
         if not args or len({(id(e.node or e.leaf), e.index) for e in node.edges}) < len(node.edges):
             return {}
         found = {i: self.target_at(e) for i, e in enumerate(node.edges) if e.arg in args}
@@ -201,12 +195,7 @@ class BackwardPass:
         return {i: target for i, target in found.items() if target is not None and node.edges[i].arg not in missing}
 
     def _rerun(self, node: CheckpointNode, grads: list[Array | None]) -> None:
-        """Runs a checkpointed function again, and a pass over its graph.
-
-        That yields a contribution for each use of an argument inside. Each is sent on as it comes rather than summed
-        first. So all sums are taken in the order they would have without checkpointing, and are equal to the last
-        bit.
-        """
+        """Reruns a checkpoint and its pass; contributions go on one by one, so sums have the order of a run without."""
         assert node.saved is not None
         min_seq = next(SEQUENCE)
         outputs, leaves = node.rerun(node.saved["args"])

@@ -80,10 +80,7 @@ class GradAccumulator:
 
 
 class _ViewBuffer:
-    """Memory for the gradient of a tensor that views were taken of. Each view's part is lent once.
-
-    The whole may itself be `borrowed`: where that tensor is a view of another, it is a part of the other's buffer.
-    """
+    """Memory for the gradient of a tensor with views, each part lent once; itself `borrowed` where that is a view."""
 
     __slots__ = ("borrowed", "lent", "parts", "whole")
 

@@ -23,12 +23,7 @@ _KEPT, _PLAIN = 1 << 28, 1 << 26  # bytes
 
 
 def _keep_freed_memory() -> None:
-    """Lets glibc reuse the memory of NumPy's temporaries.
-
-    By default it returns each large block to the system, which must clear its pages before handing it out again. That
-    takes most of the time of an elementwise operation. With these settings the process keeps freed blocks of up to
-    64 MiB, as long as no more than 256 MiB are free.
-    """
+    """Has glibc keep freed blocks to 64 MiB, 256 MiB in all; clearing pages anew would take most of an operation."""
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:  # other C libraries have none

@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import lazy
 from ..counterparts import NN, absent
-from .layers import (
-    Conv2d,
-    Embedding,
-    GroupNorm,
-    LayerAdapter,
-    LayerNorm,
-    Linear,
-    RMSNorm,
-    grouped_linear,
-)
+from .layers import Conv2d, Embedding, GroupNorm, LayerAdapter, LayerNorm, Linear, RMSNorm, grouped_linear
 from .loading import LoadedParts, OffloadOnLoad, WeightSource, allocate, load
 from .module import Module, ModuleList, Sequential, compute_copy, operand
 from .quantized import FORMATS, Nf4Weight, QuantizedWeight, ScaledWeight, Storage

@@ -242,10 +242,7 @@ def checked_layout(layer: Module, layout: str) -> str:
 
 
 def _sizes(layer: Module, **given: Any) -> None:
-    """Raises TypeError, naming it, for a size that is no integer, ValueError for a negative one.
-
-    Later the error would only be about a shape.
-    """
+    """Raises TypeError, naming it, for a size that is no integer, ValueError for a negative one."""
     for name, value in given.items():
         if not isinstance(value, Integral):
             raise TypeError(f"{type(layer).__name__}: expected an int {name}, got {value!r}")

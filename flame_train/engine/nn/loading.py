@@ -134,8 +134,6 @@ def load(
     Args:
         module: the declared weights.
         source: where they are read.
-        dtype: the dtype they get.
-        device: the device they go to.
         what: the component's name in messages.
         check_finite: whether NaN and infinity are refused.
         storage: how quantizable layers are stored; None: as all else.

@@ -96,9 +96,6 @@ def passes_of(
         state: the rule's state.
         numbers: names of its single numbers, which kernels read from `now`.
         elements: traces a formula over single elements.
-
-    Returns:
-        The passes, which run one after another.
     """
     if isinstance(rule, KernelRule):
         return (_kernel_pass(rule.name, rule.kernel(arena), arena, state),)

@@ -63,11 +63,7 @@ def full(
         size: the shape.
         fill_value: the number.
         dtype: the elements' dtype; None: that of the number.
-        device: "cpu", "cuda" or "cuda:1" and so on; None: the default device.
         requires_grad: whether it is a leaf that gets a gradient.
-
-    Returns:
-        A tensor of shape `size`.
 
     Raises:
         TypeError: `fill_value` is no number.
@@ -109,7 +105,6 @@ def arange(
         start, end: the first number, and the one before which the numbers end; of one number, the end.
         step: the distance of two numbers.
         dtype: the elements' dtype; None: int64 for whole numbers, else the default dtype.
-        device: "cpu", "cuda" or "cuda:1" and so on; None: the default device.
         requires_grad: whether it is a leaf that gets a gradient.
 
     Returns:
@@ -150,7 +145,6 @@ def linspace(
         start, end: the first and the last number.
         steps: how many numbers.
         dtype: the elements' dtype; None: the default dtype.
-        device: "cpu", "cuda" or "cuda:1" and so on; None: the default device.
         requires_grad: whether it is a leaf that gets a gradient.
 
     Returns:
@@ -182,11 +176,7 @@ def eye(
     Args:
         n, m: rows and columns; without `m` as many columns as rows.
         dtype: the elements' dtype; None: the default dtype.
-        device: "cpu", "cuda" or "cuda:1" and so on; None: the default device.
         requires_grad: whether it is a leaf that gets a gradient.
-
-    Returns:
-        A tensor (n, m).
     """
     rows, columns = _size("eye", (n, n if m is None else m))
     xp = _backend(device).xp
@@ -252,7 +242,6 @@ def randint(
         size: the shape.
         generator: the random numbers' source; None: that of `manual_seed`.
         dtype: the elements' dtype; None: int64.
-        device: "cpu", "cuda" or "cuda:1" and so on; None: the default device.
 
     Returns:
         A tensor of shape `size`.

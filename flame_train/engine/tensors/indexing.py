@@ -73,10 +73,7 @@ def _dims(entries: Sequence[Any], shape: tuple[int, ...]) -> list[tuple[int, ...
 
 
 def _read(xp: Namespace, entry: Any, dims: tuple[int, ...]) -> list[Any]:
-    """Returns the entry, which indexes `dims`, as NumPy and CuPy take it.
-
-    Positions in an empty dim are refused here, because CuPy wraps positions around instead of checking them.
-    """
+    """Returns the entry over `dims` for NumPy and CuPy; refuses positions in an empty dim, which CuPy wraps around."""
     if not hasattr(entry, "dtype"):
         return [entry]
     if _is_mask(entry):

@@ -209,10 +209,7 @@ Hook = Callable[[Tensor], Tensor | None]
 
 
 def _call_hook(hook: Hook, g: Array) -> Array:
-    """Returns the array of the gradient that `hook` makes of `g`.
-
-    Raises `TypeError` or `ShapeError` for a hook that returns no Tensor, or one of another dtype or shape.
-    """
+    """Returns the gradient that `hook` makes of `g`. Raises TypeError, or ShapeError for another shape."""
     found = hook(Tensor(g))
     if found is None:
         return g

@@ -218,14 +218,8 @@ class TransformerBlock(Block):
         """Returns the tokens after the block.
 
         Args:
-            x_BLD: the image's tokens (B, L, D).
-            context_BTC: the text (B, T, C).
             silu_time_BD: the time's vector (B, D), behind its activation.
             shared: the part of the modulation that all blocks share, (B, 3 D).
-            cos, sin: rotary angles, (L, 1, E).
-
-        Returns:
-            Tokens of the same shape.
         """
         shift, scale, gate = _modulate(self.adaln_modulation_self_attn, silu_time_BD, shared, 3)
         attended = self.self_attn(modulated(x_BLD, shift, scale), None, (cos, sin))
@@ -267,15 +261,10 @@ class Anima(BlockNetwork):
         self.final_layer = FinalLayer(arch)
 
     def forward(self, x_BHWC: Tensor, times_B: Tensor, context_BTC: Tensor) -> Tensor:
-        """Returns the velocity for noised latents, which like the text have the dtype of the weights.
+        """Returns the velocity (B, H, W, C) for noised latents, which like the text have the dtype of the weights.
 
         Args:
-            x_BHWC: latents (B, H, W, C), H and W even.
-            times_B: noise levels in (0, 1), (B,), fp32.
             context_BTC: the text (B, T, context_dim), whose padding is looked at.
-
-        Returns:
-            The velocity (B, H, W, C).
 
         Raises:
             ShapeError: latents of other sizes.

@@ -132,17 +132,10 @@ class DoubleStreamBlock(DoubleStreamBase):
         sin_S1E: Tensor,
         mask: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Attends over text and image together, then applies each stream's own MLP.
+        """Returns the image's and the text's tokens after joint attention and each stream's own MLP.
 
         Args:
-            img_BLD: the image's tokens (B, L, D).
-            txt_BTD: the text's tokens (B, T, D).
             of_img, of_txt: shift, scale and gate of attention and MLP of each stream, (B, 6, D).
-            cos_S1E, sin_S1E: rotary angles of all S = T + L positions, (S, 1, E).
-            mask: which are looked at, bool (B, 1, 1, S).
-
-        Returns:
-            The image's and the text's tokens, with the shapes of the inputs.
         """
         rows = _rows(of_img), _rows(of_txt)
         return self.streams(gelu_feed_forward, img_BLD, txt_BTD, *rows, cos_S1E, sin_S1E, mask)
@@ -190,16 +183,10 @@ class Chroma(BlockNetwork):
         self.final_layer = FinalLayer(arch)
 
     def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, rows_B: Tensor) -> Tensor:
-        """Returns the velocity for noised latents, which like the states have the dtype of the weights.
+        """Returns the velocity (B, H, W, C) for noised latents, which like the states have the dtype of the weights.
 
         Args:
-            x_BHWC: latents (B, H, W, C), H and W even.
             timesteps_B: 1000 times the noise level, (B,), fp32.
-            context_BTC: T5's output (B, T, context_dim).
-            rows_B: how many of its rows, from the first on, are looked at, (B,) int32.
-
-        Returns:
-            The velocity (B, H, W, C).
 
         Raises:
             ShapeError: latents of other sizes.

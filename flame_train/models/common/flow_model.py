@@ -71,13 +71,10 @@ class FlowModel(Model):
         )
 
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        """Returns the prediction of a network that gets noise levels, Qwen3's states, and how many of these are tokens.
+        """Returns the prediction (B, h, w, Z) of a network over noise levels, Qwen3's states, and their number.
 
         Args:
             network, x, t, cond, guidance: as in `Model.predict`.
-
-        Returns:
-            The velocity (B, h, w, Z).
         """
         out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])
         return out

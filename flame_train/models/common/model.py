@@ -110,7 +110,7 @@ class Model(ABC):
 
     @abstractmethod
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        """Returns the denoiser's prediction.
+        """Returns the denoiser's prediction (B, h, w, Z).
 
         Args:
             network: the loaded denoiser.
@@ -118,9 +118,6 @@ class Model(ABC):
             t: timesteps or noise levels (B,), as the objective gives them.
             cond: the arrays of the text encoders, of `size_conditioning` and of control images, batched.
             guidance: (1,) fp32, the guidance scale that a guidance-distilled network gets.
-
-        Returns:
-            The prediction (B, h, w, Z).
         """
 
     @abstractmethod
@@ -129,16 +126,11 @@ class Model(ABC):
 
     @abstractmethod
     def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> SamplingPath:
-        """Returns the way from noise to image that samplers follow, for images of a size.
+        """Returns the way from noise to an image of a size: the noise levels, and how the network is asked at each.
 
         Args:
-            model: the `[model]` section.
-            loss: the `[loss]` section.
             steps: number of steps.
             size: (height, width) of an image, in pixels.
-
-        Returns:
-            The noise levels, and how the network is asked at each.
 
         Raises:
             ConfigError: `steps` does not fit the schedule.
@@ -191,17 +183,12 @@ class Model(ABC):
         guidance_scale: float = 1.0,
         streamed: Collection[str] = (),
     ) -> Denoiser:
-        """The network to adapt, loaded.
+        """Returns the loaded network to adapt, and how a step calls it.
 
         Args:
-            device: the device of the weights.
-            dtype: their dtype.
             storage: how quantizable layers are stored; None: as all else.
             guidance_scale: the input of a guidance-distilled network.
             streamed: the names of blocks that wait in host memory.
-
-        Returns:
-            The network, and how a step calls it.
         """
         network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, storage=storage, streamed=streamed)
         return Denoiser.of(self, network, device, guidance_scale)
@@ -293,10 +280,7 @@ def encoder_outputs(encoders: Sequence[TextEncoder]) -> dict[str, tuple[str, ...
 
 
 class _Networks(nn.Module):
-    """All networks with adapters as one module, so that one set of adapters and one arena serve them.
-
-    The denoiser's layers keep their names; those of a text encoder stand below its key.
-    """
+    """All networks with adapters as one module; the layers of a text encoder stand below its key."""
 
     def __init__(self, denoiser: nn.Module, encoders: Mapping[str, nn.Module]) -> None:
         self._denoiser, self._encoders = denoiser, dict(encoders)

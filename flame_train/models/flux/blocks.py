@@ -52,16 +52,10 @@ def attend(
     mask: Tensor | None = None,
     seen_B: Tensor | None = None,
 ) -> Tensor:
-    """Attention of all streams' tokens, whose queries and keys are turned by positions.
+    """Returns what all tokens find, (B, S, D): attention of all streams, queries and keys turned by positions.
 
     Args:
         streams: queries, keys and values of each stream, and their norms.
-        cos_S1E, sin_S1E: rotary angles of all positions, (S, 1, E).
-        mask: which are looked at, bool (B, 1, 1, S); None: all.
-        seen_B: how many are looked at, from the first on, int32 (B,); None: all.
-
-    Returns:
-        What all tokens find, (B, S, D).
     """
     norms = [norm for norm, _ in streams]
     queries, keys, values = zip(*([x.reshape(*x.shape[:2], -1, n.dim) for x in p] for n, p in streams), strict=True)
@@ -95,11 +89,7 @@ def gelu_feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: T
 
     Args:
         mlp: its layers, as `gelu_mlp` makes them.
-        x_BLD: tokens (B, L, D).
         shift, scale, gate: its modulation, (B, 1, D) each.
-
-    Returns:
-        Tokens of the same shape.
     """
     return F.gated_add(x_BLD, gate, feed_forward(mlp[0], mlp[2], modulated(x_BLD, shift, scale)))
 
@@ -135,18 +125,11 @@ class DoubleStreamBase(Block):
         sin_S1E: Tensor,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Attends over text and image together, then applies each stream's own MLP.
+        """Returns the image's and the text's tokens after joint attention and each stream's own MLP.
 
         Args:
             feed_forward: the MLP with its modulation.
-            img_BLD: the image's tokens (B, L, D).
-            txt_BTD: the text's tokens (B, T, D).
             of_img, of_txt: shift, scale and gate (B, 1, D) of attention and MLP, of each stream.
-            cos_S1E, sin_S1E: rotary angles of all S = T + L positions, (S, 1, E).
-            mask: which are looked at, bool (B, 1, 1, S); None: all.
-
-        Returns:
-            The image's and the text's tokens, with the shapes of the inputs.
         """
         shift_i, scale_i, gate_i, *feed_i = of_img
         shift_t, scale_t, gate_t, *feed_t = of_txt
@@ -182,13 +165,7 @@ class SingleStreamBase(Block):
         """Returns the tokens after attention and MLP.
 
         Args:
-            x_BSD: tokens (B, S, D).
             modulation: shift, scale and gate, (B, 1, D) each.
-            cos_S1E, sin_S1E: rotary angles of all positions, (S, 1, E).
-            mask: which are looked at, bool (B, 1, 1, S); None: all.
-
-        Returns:
-            Tokens of the same shape.
         """
         shift, scale, gate = modulation
         projected = self.linear1(modulated(x_BSD, shift, scale))

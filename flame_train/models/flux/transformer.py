@@ -137,16 +137,10 @@ class DoubleStreamBlock(DoubleStreamBase):
     def forward(
         self, img_BLD: Tensor, txt_BTD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Attends over text and image together, then applies each stream's own MLP.
+        """Returns the image's and the text's tokens after joint attention and each stream's own MLP.
 
         Args:
-            img_BLD: the image's tokens (B, L, D).
-            txt_BTD: the text's tokens (B, T, D).
             silu_vec_BD: SiLU of the embedding of timestep, pooled text and guidance, (B, D).
-            cos_S1E, sin_S1E: rotary angles of all S = T + L positions, (S, 1, E).
-
-        Returns:
-            The image's and the text's tokens, with the shapes of the inputs.
         """
         of_img, of_txt = self.img_mod(silu_vec_BD), self.txt_mod(silu_vec_BD)
         return self.streams(gelu_feed_forward, img_BLD, txt_BTD, of_img, of_txt, cos_S1E, sin_S1E)
@@ -201,20 +195,14 @@ class Flux(BlockNetwork):
         guidance_B: Tensor | None = None,
         controls: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Returns the velocity for noised latents.
+        """Returns the velocity (B, H, W, C) for noised latents.
 
         Args:
-            x_BHWC: latents (B, H, W, C), H and W even.
             timesteps_B: 1000 times the noise level, (B,), fp32.
-            context_BTC: T5's output (B, T, context_dim).
             pooled_BP: CLIP-L's pooled output (B, pooled_dim).
             guidance_B: the guidance scale (B,), such as 3.5; None for a model that is not guidance-distilled.
-            controls: latents without noise (B, h, w, C) of images that are looked at, of any even size each.
 
         All but timesteps and guidance have the dtype of the weights.
-
-        Returns:
-            The velocity (B, H, W, C).
 
         Raises:
             ValueError: guidance for a model without that input, or none for a model with it.

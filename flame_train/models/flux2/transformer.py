@@ -173,16 +173,10 @@ class DoubleStreamBlock(DoubleStreamBase):
     def forward(
         self, img_BLD: Tensor, txt_BTD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, *modulation: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Attends over text and image together, then applies each stream's own MLP.
+        """Returns the image's and the text's tokens after joint attention and each stream's own MLP.
 
         Args:
-            img_BLD: the image's tokens (B, L, D).
-            txt_BTD: the text's tokens (B, T, D).
-            cos_S1E, sin_S1E: rotary angles of all S = T + L positions, (S, 1, E).
             modulation: shift, scale and gate (B, 1, D) of attention and MLP, of the image and then of the text.
-
-        Returns:
-            The image's and the text's tokens, with the shapes of the inputs.
         """
         return self.streams(_feed_forward, img_BLD, txt_BTD, modulation[:6], modulation[6:], cos_S1E, sin_S1E)
 
@@ -204,12 +198,7 @@ class SingleStreamBlock(Block):
         """Returns the tokens after the block.
 
         Args:
-            x_BSD: the text's tokens and the image's (B, S, D).
-            cos_S1E, sin_S1E: rotary angles, (S, 1, E).
             shift, scale, gate: the modulation, (B, 1, D) each.
-
-        Returns:
-            Tokens of the same shape.
         """
         *qkv, hidden = F.split(self.linear1(modulated(x_BSD, shift, scale)), self.parts, dim=-1)
         found_BSD = attend([(self.norm, qkv)], cos_S1E, sin_S1E)
@@ -247,18 +236,13 @@ class Flux2(BlockNetwork):
     def forward(
         self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, controls: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Returns the velocity for noised latents.
+        """Returns the velocity (B, H, W, C) for noised latents.
 
         Args:
-            x_BHWC: patched latents (B, H, W, C).
             timesteps_B: 1000 times the noise level, (B,), fp32.
             context_BTC: Qwen3's hidden states (B, T, context_dim), padding included.
-            controls: patched latents without noise (B, h, w, C) of images that are looked at, of any size each.
 
         All but timesteps have the dtype of the weights.
-
-        Returns:
-            The velocity (B, H, W, C).
 
         Raises:
             ShapeError: latents of other sizes.

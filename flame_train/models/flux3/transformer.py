@@ -133,15 +133,10 @@ class ParallelBlock(Block):
         self.mlp_out = nn.Linear(arch.mlp, width, bias=False)
 
     def forward(self, cos_S1E: Tensor, sin_S1E: Tensor, seen_B: Tensor | None, *kinds: Tensor) -> tuple[Tensor, ...]:
-        """Returns the tokens after the block.
+        """Returns the tokens of each kind after the block.
 
         Args:
-            cos_S1E, sin_S1E: rotary angles of all tokens, (S, 1, E).
-            seen_B: how many are looked at, from the first on, int32 (B,); None: all.
             kinds: of each kind of tokens in turn the tokens (B, L, D), and shift, scale and gate, (B, 1, D).
-
-        Returns:
-            The tokens of each kind, with the shapes of the inputs.
         """
         each = [kinds[i : i + _PARTS] for i in range(0, len(kinds), _PARTS)]
         ungated = [part for own in each for part in own[:-1]]
@@ -209,20 +204,12 @@ class Flux3(BlockNetwork):
         controls: Sequence[Tensor] = (),
         target_B: Tensor | None = None,
     ) -> Tensor:
-        """Returns the velocity for noised latents.
+        """Returns the velocity (B, H, W, C) for noised latents.
 
         Args:
-            x_BHWC: patched latents (B, H, W, C).
-            times_B: noise levels, (B,), fp32.
-            context_BTC: the text encoder's states (B, T, context_dim).
-            rows_B: how many of them, from the first on, are looked at, (B,) int32.
-            controls: patched latents without noise (B, h, w, C) of images that are looked at, of any size each.
             target_B: the noise level that a step goes to, (B,) or (1,), fp32; of a flow map, and of no other network.
 
         Latents and states have the dtype of the weights.
-
-        Returns:
-            The velocity (B, H, W, C).
 
         Raises:
             ShapeError: latents of other sizes.

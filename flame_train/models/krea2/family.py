@@ -130,11 +130,7 @@ class Krea2Family(FlowFamily):
 
 
 def _taps(parts: Mapping[str, Part], index: Stated) -> tuple[int, ...]:
-    """After which layers of the text encoder its states are taken: what the folder states, or else the published ones.
-
-    A small model has the first of these, and a text encoder of one layer more, as the published one. Raises
-    ModelFileError where denoiser and text encoder do not belong together.
-    """
+    """Returns after which layers of the text encoder states are taken. Raises ModelFileError where they do not fit."""
     denoiser, encoder = network_of(parts["transformer"], Krea2), network_of(parts["text_encoder"], Qwen3)
     index.require(patch_size=PATCH)
     expected, width = denoiser.arch.text_layers, denoiser.arch.text_dim

@@ -110,16 +110,11 @@ class Attention(nn.Module):
         turns: tuple[Tensor, Tensor] | None = None,
         residual_BSD: Tensor | None = None,
     ) -> Tensor:
-        """Attends, gates and projects back.
+        """Returns the tokens after attention, gate and projection.
 
         Args:
-            x_BSD: normalised tokens (B, S, D).
-            seen_B: how many are looked at, from the first on, int32 (B,); None: all.
             turns: cosine and sine (S, 1, E) of their rotary angles; None: they have no places.
             residual_BSD: is added to the result, if given.
-
-        Returns:
-            Tokens of the same shape.
         """
         B, S, D = x_BSD.shape
         *qkv, gate = nn.grouped_linear([self.wq, self.wk, self.wv, self.gate], x_BSD)

@@ -75,13 +75,7 @@ class SingleStreamBlock(Block):
         """Returns the tokens after the block.
 
         Args:
-            x_BSD: the tokens of control images, of the image and of the text (B, S, D).
-            cos_S1E, sin_S1E: their rotary angles, (S, 1, E).
-            seen_B: how many are looked at, from the first on, int32 (B,).
             modulation: what all blocks share.
-
-        Returns:
-            Tokens of the same shape.
         """
         own, clean = modulation.of_block(nn.compute_copy(self.mod.lin))
         normed = _modulated(self.prenorm, x_BSD, own[:2], clean[:2], modulation.count)
@@ -99,18 +93,7 @@ class SingleStreamBlock(Block):
 
 
 def _modulated(norm: ZeroCentredNorm, x_BSD: Tensor, own: Sequence[Tensor], clean: Sequence[Tensor], M: int) -> Tensor:
-    """Gives the norm, scaled and shifted as at the image's time; the first M tokens as at time 0, if there are some.
-
-    Args:
-        norm: the norm.
-        x_BSD: tokens.
-        own: scale and shift (B, 1, D) at the image's time.
-        clean: those at time 0, or none.
-        M: how many tokens are of time 0.
-
-    Returns:
-        Tokens of the same shape.
-    """
+    """Norms, scales and shifts with `own`; the first M tokens with `clean`, those at time 0."""
     return norm.modulated_apart(x_BSD, clean, own, M) if clean else norm.modulated(x_BSD, *own)
 
 
@@ -160,17 +143,10 @@ class Krea2(BlockNetwork):
         rows_B: Tensor,
         controls: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Returns the velocity for noised latents, which like the states have the dtype of the weights.
+        """Returns the velocity (B, H, W, C) for noised latents, which like the states have the dtype of the weights.
 
         Args:
-            x_BHWC: latents (B, H, W, C), H and W even.
-            times_B: noise levels (B,), fp32.
             states_BTF: a text's states after N layers, side by side, (B, T, N text_dim).
-            rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
-            controls: latents without noise (B, h, w, C) of images that are looked at, of any even size each.
-
-        Returns:
-            The velocity (B, H, W, C).
 
         Raises:
             ShapeError: latents of other sizes.
@@ -211,10 +187,7 @@ class Krea2(BlockNetwork):
         return text
 
     def _table(self, text: int, grids: tuple[Grid, ...]) -> tuple[Tensor, Tensor]:
-        """Cosine and sine (S, 1, E) of the angles of the images' tokens and the text's, in fp32 at least.
-
-        The last of `grids` is of the image that is made, and stands at 0 on the first axis; control images at 1, 2, 3.
-        """
+        """Returns cosine and sine (S, 1, E) in fp32 at least; the made image, last in `grids`, stands at 0."""
         like = nn.compute_copy(self.first.weight)
         assert isinstance(like, Tensor)
         key = text, grids, like.dtype, like.device

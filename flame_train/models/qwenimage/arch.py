@@ -151,11 +151,7 @@ class Positions:
             rows_B: how many tokens of the text are a caption's.
             T: tokens of the text, padding included.
             grid: rows and columns of the image's tokens.
-            dtype: of the result.
             shown: the control images.
-
-        Returns:
-            Both.
         """
         cos, sin = self._table(T, grid, dtype, rows_B.device, shown)
         return _joined(cos, rows_B).unsqueeze(2), _joined(sin, rows_B).unsqueeze(2)

@@ -169,9 +169,6 @@ class QwenImageFamily(FlowFamily):
 
 
 def _levels(base: Path) -> tuple[float, ...]:
-    """Returns the noise levels of sampling that a folder states, before their shift.
-
-    None for the model that is trained on.
-    """
+    """Returns the unshifted levels of sampling that a folder states; None for the model that is trained on."""
     stated = stated_in(base, "model_index.json").values.get("sample_sigmas")
     return tuple(stated) if isinstance(stated, list) and all(isinstance(s, int | float) for s in stated) else ()

@@ -165,16 +165,12 @@ class TransformerBlock(Block):
         """Returns the tokens after the block.
 
         Args:
-            x_BSD: the image's tokens, control images' and the text's (B, S, D).
             cos_BS1E, sin_BS1E: their rotary angles, (B, S, 1, E).
             L: how many are the image's.
             before: what the others are.
             scale_BSD, gate_BSD: 1 + scale multiplies a normalised token, gate what the attention makes of it.
             feed_scale_BSD, feed_gate_BSD: the same of the gated network.
             shift_11D: zeros, which the modulation adds.
-
-        Returns:
-            Tokens of the same shape.
         """
         scaled = rematerialize(F.layer_norm_modulate, x_BSD, scale_BSD, shift_11D, self.eps)
         attended = self.attn(scaled, cos_BS1E, sin_BS1E, L, before)
@@ -224,18 +220,11 @@ class QwenImage(BlockNetwork):
         controls: Sequence[Tensor] = (),
         starts: Sequence[int] = (),
     ) -> Tensor:
-        """Returns the velocity for noised latents, which like the states have the dtype of the weights.
+        """Returns the velocity (B, H, W, C) for noised latents, which like the states have the dtype of the weights.
 
         Args:
-            x_BHWC: latents (B, H, W, C).
-            times_B: noise levels (B,), fp32.
             states_BTF: a text's states (B, T, text_dim).
-            rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
-            controls: latents without noise (B, h, w, C) of images that are looked at, of any size each.
             starts: how many of the text's states stand before each of them.
-
-        Returns:
-            The velocity (B, H, W, C).
 
         Raises:
             ShapeError: latents of other sizes.
@@ -263,11 +252,7 @@ class QwenImage(BlockNetwork):
         return linears_in(self.transformer_blocks)
 
     def _modulation(self, times_2BxD: Tensor, N: int, L: int) -> tuple[Tensor, ...]:
-        """Scale and gate of attention and gated network, (B, S, D) each, and a shift of zeros (1, 1, D).
-
-        Those of the N tokens before the image are of time 0, those of the image of its own. All blocks share them, so
-        they are made once, with a row a token. With the shift a norm and its modulation are one kernel.
-        """
+        """Returns scale, gate (B, S, D) by token, time 0 for the first N, and a zero shift for fused norms."""
         scale, gate, feed_scale, feed_gate = F.chunk(self.modulation[1](F.silu(times_2BxD)).unsqueeze(1), _PARTS, -1)
         parts = scale, F.tanh(gate), feed_scale, F.tanh(feed_gate)
         return *(_rows(part, N, L) for part in parts), (scale[:1] * 0.0).detach()

@@ -113,16 +113,7 @@ class Attention(nn.Module):
     def forward(
         self, img_BLD: Tensor, txt_BTD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns what image and text find.
-
-        Args:
-            img_BLD, txt_BTD: their normalised tokens, (B, L, D) and (B, T, D).
-            cos_S1E, sin_S1E: rotary angles of text and image, (S, 1, E).
-            mask: which are looked at, bool (B, 1, 1, S).
-
-        Returns:
-            The same for each, projected back, in the shapes of the inputs.
-        """
+        """Returns what image and text find, projected back, in the shapes of the inputs."""
         of_txt = nn.grouped_linear([self.add_q_proj, self.add_k_proj, self.add_v_proj], txt_BTD)
         of_img = nn.grouped_linear([self.to_q, self.to_k, self.to_v], img_BLD)
         both = [[x.reshape(*x.shape[:2], -1, self.head_dim) for x in pair] for pair in zip(of_txt, of_img, strict=True)]
@@ -156,17 +147,10 @@ class TransformerBlock(Block):
     def forward(
         self, img_BLD: Tensor, txt_BTD: Tensor, time_B1D: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the tokens after the block.
+        """Returns the tokens of image and text after the block.
 
         Args:
-            img_BLD: the image's tokens (B, L, D).
-            txt_BTD: the text's tokens (B, T, D).
             time_B1D: silu of the time's vector (B, 1, D).
-            cos_S1E, sin_S1E: rotary angles of text and image, (S, 1, E).
-            mask: which are looked at, bool (B, 1, 1, S).
-
-        Returns:
-            Tokens of image and text, with the shapes of the inputs.
         """
         shift_i, scale_i, gate_i, *feed_i = F.chunk(self.img_mod[1](time_B1D), _PARTS, dim=-1)
         shift_t, scale_t, gate_t, *feed_t = F.chunk(self.txt_mod[1](time_B1D), _PARTS, dim=-1)
@@ -220,16 +204,10 @@ class QwenImage1(BlockNetwork):
         self.proj_out = nn.Linear(width, PATCH**2 * arch.channels)
 
     def forward(self, x_BHWC: Tensor, times_B: Tensor, states_BTF: Tensor, rows_B: Tensor) -> Tensor:
-        """Returns the velocity for noised latents, which like the states have the dtype of the weights.
+        """Returns the velocity (B, H, W, C) for noised latents, which like the states have the dtype of the weights.
 
         Args:
-            x_BHWC: latents (B, H, W, C), H and W even.
-            times_B: noise levels (B,), fp32.
             states_BTF: a text's states (B, T, text_dim).
-            rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
-
-        Returns:
-            The velocity (B, H, W, C).
 
         Raises:
             ShapeError: latents of other sizes.
@@ -256,10 +234,7 @@ class QwenImage1(BlockNetwork):
 
 
 def _angles(arch: QwenImage1Arch, text: int, grids: Grids) -> Angles:
-    """Rotary angles (S, E): the text's places on all axes begin where the longer half of the image ends.
-
-    The image's rows and columns are counted from its middle.
-    """
+    """Returns rotary angles (S, E), counted from the image's middle; the text begins where its longer half ends."""
     ((rows, columns),) = grids
     begin = max(rows // 2, columns // 2)
     places = np.zeros((text + rows * columns, 3))

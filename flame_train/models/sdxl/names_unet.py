@@ -243,10 +243,7 @@ def stated_prediction(path: str | Path) -> str:
 
 
 def _prediction(scheduler: Path) -> str:
-    """Says what a scheduler's file says; empty where it says nothing.
-
-    Raises ModelFileError for what is not trained here.
-    """
+    """Returns what a scheduler's file says, or "". Raises ModelFileError for what is not trained here."""
     try:
         with scheduler.open("rb") as file:
             content: Any = json.loads(file.read(_MAX_CONFIG_BYTES))

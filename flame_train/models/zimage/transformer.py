@@ -266,13 +266,8 @@ class TransformerBlock(Block):
         """Returns the tokens after the block.
 
         Args:
-            x_BSD: tokens (B, S, D).
             cos_BS1E, sin_BS1E: their rotary angles (B, S, 1, E).
-            seen_B: how many are looked at, from the first on, int32 (B,); None: all.
             time_BF: the time's vector (B, F), for a modulated block.
-
-        Returns:
-            Tokens of the same shape.
         """
         scale = gate = feed_scale = feed_gate = None
         if self.modulated:
@@ -320,16 +315,10 @@ class ZImage(BlockNetwork):
         self.final_layer = FinalLayer(arch)
 
     def forward(self, x_BHWC: Tensor, times_B: Tensor, context_BTC: Tensor, rows_B: Tensor) -> Tensor:
-        """x_0 - noise for noised latents, which like the states have the dtype of the weights.
+        """Returns x_0 - noise (B, H, W, C) for noised latents, which like the states have the dtype of the weights.
 
         Args:
-            x_BHWC: latents (B, H, W, C), H and W even.
             times_B: 1000 times one minus the noise level, (B,), fp32.
-            context_BTC: Qwen3's hidden states (B, T, context_dim).
-            rows_B: how many of them, from the first on, are tokens, (B,) int32; behind them is padding.
-
-        Returns:
-            The prediction (B, H, W, C).
 
         Raises:
             ShapeError: latents of other sizes.

@@ -58,7 +58,7 @@ class Native:
 def parts(
     weights: Weights, shapes: Mapping[str, Shape], resolved: Resolved, components: Sequence[Component], build: Build
 ) -> dict[str, tuple[nn.Module, Native]]:
-    """Builds each component's empty network and finds the sources of its weights, checking every name and shape.
+    """Returns each component's empty network and the sources of its weights, every name and shape checked.
 
     Args:
         weights: the open file.
@@ -66,9 +66,6 @@ def parts(
         resolved: the components' names of its tensors.
         components: the components that are wanted.
         build: makes the network of a component from its shapes.
-
-    Returns:
-        For each component its network and the sources of its weights.
 
     Raises:
         ModelFileError: all missing, unexpected and mis-shaped tensors of all components. A tensor is unexpected if its

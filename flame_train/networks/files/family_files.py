@@ -79,18 +79,13 @@ class FamilyFiles:
         check_finite: bool = True,
         storage: nn.Storage | None = None,
     ) -> Any:
-        """Loads one network with its weights.
+        """Returns one network with its weights, of the class that `build` makes.
 
         Args:
             path: the checkpoint's file or folder.
             component: the name of the network, such as "vae".
-            device: "cuda" or "cpu".
-            dtype: dtype of the weights.
             check_finite: whether NaN and infinity are refused.
             storage: how quantizable layers are stored; None: as all else.
-
-        Returns:
-            The network, of the class that `build` makes.
 
         Raises:
             ModelFileError: as `parts` and `Part.load`.
@@ -125,10 +120,7 @@ class FamilyFiles:
         return family if whole else f"{' and '.join(parts)} of {family}"
 
     def _only(self, found: Identity, components: Collection[str]) -> str:
-        """Returns the content of the file: "checkpoint", or its single component; empty if it has none of the family's.
-
-        A text encoder of unknown width counts as the wanted one.
-        """
+        """Returns the file's content: "checkpoint" or its one component; an encoder of unknown width counts."""
         if found.kind == "text_encoder":
             (names,) = components if len(components) == 1 else ("",)
             names = names if names.startswith("text_encoder") and found.family == "unknown" else ""

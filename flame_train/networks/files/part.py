@@ -72,14 +72,9 @@ class Part:
         On a described GPU it reads no file.
 
         Args:
-            device: the device of the weights.
-            dtype: their dtype.
             storage: how quantizable layers are stored; None: as all else.
             check_finite: whether NaN and infinity are refused.
             streamed: the names of blocks that wait in host memory, from which each goes as soon as it is loaded.
-
-        Returns:
-            The network.
 
         Raises:
             ModelFileError: a tensor holds NaN or infinity, or the file was changed since it was opened.

@@ -223,10 +223,7 @@ def _down(levels: int, blocks: int, stack: str) -> Iterator[tuple[str, str, str]
 
 
 def _for(table_of: Callable[[int, int], KeyMap], halving: str) -> Callable[[Collection[str]], KeyMap]:
-    """Returns the table for the names at hand: of as many resolutions and blocks as its encoder has.
-
-    The number in the first name that the pattern `halving` fits follows the blocks of a resolution.
-    """
+    """Returns the table of as many resolutions and blocks as the encoder has; `halving` is before a block's number."""
 
     def keymap(names: Collection[str]) -> KeyMap:
         stages = {int(match[1]) for name in names if (match := re.match(halving, name))}

@@ -84,16 +84,11 @@ def _check_names(model: Model, layers: Sequence[str], trained: Sequence[str], ke
 def initial_lora(
     lora: LoraSection, model: Model, layers: Mapping[str, LayerSettings], trained: Sequence[str] = ()
 ) -> dict[str, Factors]:
-    """Returns the factors by layer of the file that `lora.from` names; none where it names none.
+    """Returns the factors, by layers in `Model.networks`, of the file that `lora.from` names; none where it names none.
 
     Args:
-        lora: the `[lora]` section.
-        model: the opened model.
         layers: the adapted layers, and what each has of its own.
         trained: the text encoders that are trained.
-
-    Returns:
-        The factors, by the layers' names in `Model.networks`.
 
     Raises:
         ConfigError: a file of another family, of other layers or of another rank.
@@ -159,9 +154,6 @@ def blocks_streamed(
         offload: the value of the key.
         checkpointing: what `gradient.checkpointing` recomputes.
         recomputed: the names of the blocks of which it does.
-
-    Returns:
-        The names.
 
     Raises:
         ConfigError: a glob means no block, or a block is not recomputed.

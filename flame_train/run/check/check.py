@@ -89,10 +89,7 @@ def _shows(config: Config) -> bool:
 
 
 def _with_vision_encoders(model: Model, config: Config) -> Model:
-    """Returns the model whose text encoders read control images, if they can.
-
-    Raises ConfigError where they run in each step, ModelFileError where their weights lack.
-    """
+    """Returns the model whose text encoders read control images. Raises ConfigError in the step, ModelFileError."""
     with_images = model.with_images()
     if config.text_encoders.cache == "off" and any(encoder.takes_images for encoder in with_images.text):
         raise ConfigError(
@@ -284,10 +281,7 @@ def opened_for_samples(config: Config, family: Family, base: Model, base_place: 
 
 
 def _check_alike(place: Path, shapes: Mapping[str, tuple[int, ...]], network: Any, base: Model) -> None:
-    """Raises ConfigError unless the denoisers have the same tensors and the same architecture.
-
-    What a distilled one has beside them is left out.
-    """
+    """Raises ConfigError unless both have the same tensors and architecture, but for a distilled one's extra parts."""
     theirs = base.denoiser.shapes
     shapes = {name: shape for name, shape in shapes.items() if not name.startswith(base.distilled_parts)}
     other = [name for name in dict.fromkeys((*theirs, *shapes)) if theirs.get(name) != shapes.get(name)]

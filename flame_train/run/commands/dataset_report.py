@@ -42,16 +42,10 @@ class _Findings:
 
 
 def report(source: str, overrides: Sequence[str], output: Path, force: bool) -> dict[str, Any]:
-    """Reads all images of a config and writes `report.json` and the contact sheets.
+    """Reads all images of a config, writes `report.json` and the contact sheets, and returns the report.
 
     Args:
-        source: a config's file.
-        overrides: `section.key=value`, on top of it.
         output: the folder to write into.
-        force: whether files that are there are overwritten.
-
-    Returns:
-        The report.
 
     Raises:
         FlameError: the config or the images are wrong, or the folder cannot be written.

@@ -33,18 +33,13 @@ def describe(
     processes: int = 1,
     budget: FittedPlan | None = None,
 ) -> dict[str, Any]:
-    """Returns the plan as numbers.
+    """Returns the plan as names and values; a value that does not apply is None.
 
     Args:
-        plan: the plan.
         memory: what each process will take.
         gpu: the card that it was predicted for.
-        device: where the run would train.
         processes: how many train together.
         budget: what was chosen for `memory.budget`.
-
-    Returns:
-        Names and values; a value that does not apply is None.
     """
     c, order = plan.config, plan.order
     needed = memory.peak + OUTSIDE

@@ -25,8 +25,6 @@ def prune_cache(source: str, overrides: Sequence[str], configs: Path, dry_run: b
     A config that cannot be planned might use anything, so one such ends it with nothing removed.
 
     Args:
-        source: a config's file.
-        overrides: `section.key=value`, on top of it.
         configs: the folder of configs, of which folders in it are not read.
         dry_run: whether nothing is removed.
 

@@ -38,14 +38,9 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
     """Returns the writer of the run's LoRA files. Equal runs give equal bytes: no time, no path.
 
     Args:
-        config: the settings.
-        model: the opened model.
         attached: the adapters.
         samples: what is trained on.
         batches: micro-batches in an epoch.
-
-    Returns:
-        The writer.
     """
     names, side, out = model.lora_names, config.data.resolution, config.output
     described = {"resolution": f"{side}x{side}"}
@@ -91,17 +86,10 @@ def _without_places(config: Config) -> dict[str, Any]:
 
 
 def report(folder: RunFolder, config: Config, family: str, last: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Tells where everything is and what to do next.
+    """Returns where everything is and what to do next: paths, figures and sentences.
 
     Args:
-        folder: the finished run's.
-        config: its settings.
-        family: the name of the model's family.
         last: the figures of the last step.
-        device: the device that it ran on.
-
-    Returns:
-        Paths, figures, and sentences on what comes next.
     """
     return {
         "lora": str(folder.lora),

@@ -24,16 +24,12 @@ from flame_train.schedules import SCHEDULES
 
 
 def as_sd_scripts(config: Config, samples: Samples, batches: int, title: str) -> dict[str, str]:
-    """Returns the `ss_*` keys of a run, but for those of the network itself.
+    """Returns the `ss_*` keys of a run as text, but for those of the network itself; off is "None" or "False" there.
 
     Args:
-        config: the settings.
         samples: what is trained on.
         batches: micro-batches in an epoch.
         title: the name of a file without a name of its own.
-
-    Returns:
-        The values by key, as text. What is off is "None" or "False" there.
     """
     values = _training(config, samples, batches, title) | _loss(config) | _data(config, samples)
     texts = {f"ss_{key}": value if isinstance(value, str) else repr(value) for key, value in values.items()}

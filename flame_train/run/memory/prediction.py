@@ -70,17 +70,13 @@ class PredictedMemory:
 
 
 def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1, limit: int = 0, grows: bool = False) -> PredictedMemory:
-    """Returns the memory that a run will take on a GPU.
+    """Returns the memory that a run will take on a GPU, and the time of a step.
 
     Args:
-        plan: the plan of the run.
         gpu: the GPU.
         processes: how many train together, each on such a GPU; NCCL's own buffers do not count.
         limit: bytes that the pools give at most; 0: all there are.
         grows: whether the pools get more than `limit` where the run would end otherwise.
-
-    Returns:
-        The memory, and the time of a step.
 
     Raises:
         EnvironmentFault: it cannot run there.
@@ -242,10 +238,7 @@ def encode_images(plan: Plan) -> None:
 
 
 def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> tuple[StepWork, int]:
-    """Runs as `train_run` does: a grid, two steps, the second of which is captured, and another grid.
-
-    Returns the work of a step, and the bytes of weights that wait in host memory while there is a network.
-    """
+    """Runs as `train_run`: a grid, two steps, a grid. Returns a step's work and the bytes that wait on the host."""
     denoiser, attached, state = load_networks(plan, Session(_DEVICE, simulated_group(processes)))
     host = _batch(plan, largest)
     backend = get_backend(_DEVICE)

@@ -120,15 +120,11 @@ def _check_sides(samples: Samples, longest_side: int) -> None:
 
 
 def changed_rows(report: Path, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Lists what differs, by name: at most five images each that are gone, new, or have another content, crop or
-    caption.
+    """Returns what differs, at most five images each: gone, new, of another content, crop or caption.
 
     Args:
         report: `dataset.json` of the run folder, as the run has written it.
         rows: the same for the dataset as it is now.
-
-    Returns:
-        Such as "5.png is not there, 6.png is new"; empty where the report cannot be read or lists the same.
     """
     try:
         written = json.loads(report.read_bytes())

@@ -193,10 +193,7 @@ def _prompts(
 
 
 def _with_steps(checked: Checked, batches_per_epoch: int, processes: int) -> Checked:
-    """Sets the steps of `train.epochs`, if the config counts in epochs: as many as the last one needs.
-
-    Raises ConfigError if it counts in steps too, and these are others; or if a key does not fit the steps.
-    """
+    """Sets the steps of `train.epochs`. Raises ConfigError for other steps, or a key that does not fit them."""
     c = checked.config
     if not c.train.epochs:
         return checked

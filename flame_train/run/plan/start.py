@@ -99,16 +99,10 @@ def checkpoint_of_other_run(plan: Plan) -> Checkpoint | None:
 
 
 def continue_command(source: str | None, overrides: Sequence[str], device: str, config: Config) -> str:
-    """Returns the command that goes on from the run in the folder of a config, with its settings, in a new folder.
+    """Returns the command, a line, that goes on from the run of a config in a new folder; empty where none can.
 
     Args:
         source: the config's file; None: it is none.
-        overrides: `section.key=value`, on top of it.
-        device: where it trains.
-        config: all of it.
-
-    Returns:
-        A line for a message; empty where the run has no checkpoint, or none that fits.
     """
     run = Path(config.output.dir)
     try:

@@ -61,11 +61,6 @@ def sampler_spec(
     Args:
         request: the image.
         base, loss, model: as in `check_sampling`.
-        device: "cuda", "cuda:1" and so on, or "cpu".
-        dtype: dtype of the denoiser.
-
-    Returns:
-        Everything that sampling needs but the arrays of the prompts.
     """
     return SamplerSpec(
         SAMPLERS[request.sampler](),
@@ -89,7 +84,7 @@ def generate_image(
     stop: StopRequest,
     controls: Example | None = None,
 ) -> Pixels:
-    """Samples one image.
+    """Returns one sampled image, uint8 (H, W, 3).
 
     Args:
         request: the image.
@@ -97,11 +92,7 @@ def generate_image(
         captions: the arrays of a prompt.
         denoiser: the loaded network, and the text encoders that run.
         vae: the loaded decoder.
-        stop: raises Interrupted after a signal; checked between steps.
         controls: the arrays of its control images.
-
-    Returns:
-        The image, uint8 (H, W, 3).
     """
     others = uncropped(denoiser.model, request.size) | (controls or {})
     positive, negative = (captions(text) | others for text in (request.text, request.negative))
@@ -122,7 +113,7 @@ def generate(
     stop: StopRequest,
     conditioned: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda arrays: arrays,
 ) -> Pixels:
-    """Samples one image.
+    """Returns one sampled image, uint8 (H, W, 3).
 
     Args:
         d: the settings of the sampler.
@@ -130,11 +121,7 @@ def generate(
         decode: decodes latents into pixels.
         prompt: the arrays of the prompt.
         negative: the arrays of the negative prompt.
-        stop: raises Interrupted after a signal; checked between steps.
         conditioned: makes the conditioning of the arrays of both, once for all steps.
-
-    Returns:
-        The image, uint8 (H, W, 3).
 
     Raises:
         NonFiniteError: latents hold NaN or infinity.

@@ -148,8 +148,6 @@ def check_sampling(images: Sequence[Request], base: ModelSection, loss: LossSect
     Args:
         images: the images.
         base: the `[model]` section.
-        loss: the `[loss]` section.
-        model: the opened model.
 
     Raises:
         ConfigError: settings allow no image, or have no effect on it.

@@ -30,7 +30,6 @@ def with_remote_copy(plan: Plan, session: Session, wait: float | None) -> Iterat
     """Brings the run that `output.remote` has, and copies the run folder there until the end of the block.
 
     Args:
-        plan: the plan of the run.
         session: of its processes the leading one has the run folder, the lease and the copy. The others wait for it
             before and after, and end as it does.
         wait: seconds to wait at the end for what is not there yet; None: as usual.

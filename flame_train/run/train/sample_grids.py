@@ -40,18 +40,13 @@ _LOG = logging.getLogger(__name__)
 def grid_writer(
     plan: Plan, encoded: Encoded, denoiser: Denoiser, attached: Attached, folder: RunFolder, session: Session
 ) -> Callable[[int], None]:
-    """Writes the grid of a step, sampled with the network's weights at the time of the call.
+    """Returns a function that writes a step's grid with the network's weights of then; it does nothing without prompts.
 
     Args:
-        plan: the plan of the run.
         encoded: the encoded dataset, which has the prompts' arrays.
         denoiser: the network.
         attached: its adapters.
-        folder: the run folder.
         session: its processes share the images, and all of them call the function.
-
-    Returns:
-        A function of the step; it does nothing if the config wants no grids.
     """
     sampled, of_base = grid_samplers(plan, encoded.caption, encoded.shown, denoiser, attached, session)
 
@@ -103,10 +98,9 @@ def grid_sampler(
     vae: LoadedVae | None = None,
     model: Model | None = None,
 ) -> Callable[[], Pixels] | None:
-    """Makes a function that samples a grid with the network's weights at the time of the call.
+    """Returns a function that samples a grid with the network's weights of then; None if no image is wanted.
 
     Args:
-        plan: the plan of the run.
         images: the images.
         captions: the arrays of a prompt that is shown with these control images.
         controls: the arrays of control images.
@@ -115,9 +109,6 @@ def grid_sampler(
         session: its processes share the images; each gets the whole grid.
         vae: the loaded decoder; None: it is loaded here.
         model: the model that samples; None: the base.
-
-    Returns:
-        The function; None if no image is wanted.
     """
     if not images:
         return None
@@ -183,12 +174,7 @@ def load_preview(model: Model, config: Config, denoiser: Denoiser, device: str) 
 
     Args:
         model: the model of `opened_for_samples`.
-        config: the settings.
         denoiser: the loaded base, and the text encoders that run.
-        device: "cuda" or "cpu".
-
-    Returns:
-        Both.
     """
     preview = model.load_denoiser(
         device=device,
@@ -212,16 +198,13 @@ def _on_host(network: Any) -> frozenset[int]:
 def sampling_with(
     attached: Attached, denoiser: Denoiser, preview: tuple[Denoiser, SwappedWeights] | None, trained: Collection[str]
 ) -> tuple[Denoiser, Callable[[float], AbstractContextManager[nn.Module]]]:
-    """Returns the denoiser that samples images, and a context in which its adapters act so strongly.
+    """Returns the denoiser that samples, and a function from a strength to a context with its adapters so strong.
 
     Args:
         attached: the adapters of the base.
         denoiser: the base.
         preview: what `load_preview` made; None: the base samples.
         trained: the keys of the text encoders that are trained.
-
-    Returns:
-        The denoiser, and a function from a strength to the context.
     """
     if preview is None:
         return denoiser, lambda strength: at_strength(attached, strength)

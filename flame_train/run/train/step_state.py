@@ -105,19 +105,15 @@ def make_state(
     preservation: Preservation | None = None,
     earlier: int = 0,
 ) -> State:
-    """Makes the device state of a fresh run: network, objective and optimizer.
+    """Returns the device state of a fresh run: network, objective and optimizer.
 
     Args:
         denoiser: the network.
         attached: its adapters.
-        config: the settings.
         session: gradients are means over the micro-batches of all its processes.
         layer_settings: what each layer has of its own; a learning rate counts here.
         preservation: what a micro-batch trains beside the loss of its images; None: nothing.
         earlier: the updates that the optimizer's state has seen before this run.
-
-    Returns:
-        The state.
     """
     backend, group, train = get_backend(session.device), session.group, config.train
     layer_rates = rates(layer_settings, config.optimizer.lr)
@@ -191,7 +187,7 @@ def build_optimizer(
     rates: Mapping[str, float] = MappingProxyType({}),
     earlier: int = 0,
 ) -> Optimizer:
-    """Builds the chain: clip by value, clip by norm, noise, rule. Each but the rule is optional.
+    """Returns the optimizer, a chain: clip by value, clip by norm, noise, rule. Each but the rule is optional.
 
     Args:
         parameters: the trainable parameters.
@@ -200,9 +196,6 @@ def build_optimizer(
         faster_end: parameters whose names end with it are trained at `lora_plus_ratio` times the rate.
         rates: factors on the learning rate by parameter name.
         earlier: the updates that its state has seen before the schedule begins.
-
-    Returns:
-        The optimizer.
     """
     chain: list[Transform] = []
     if gradient.clip_value > 0:

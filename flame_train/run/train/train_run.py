@@ -37,17 +37,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def train_run(plan: Plan, encoded: Encoded, folder: RunFolder, start: Start, session: Session) -> dict[str, Any]:
-    """Runs the steps that are left.
+    """Runs the steps that are left; returns the last step's metrics, empty if none was left.
 
     Args:
-        plan: the plan of the run.
         encoded: the encoded dataset.
-        folder: the run folder, locked.
         start: what the run starts with.
         session: of this process; `plan` says what it does of the work of all.
-
-    Returns:
-        The last step's metrics; empty if no step was left.
     """
     c, checkpoint, before = plan.config, start.checkpoint, start.before
     earlier = start.count_earlier_updates()

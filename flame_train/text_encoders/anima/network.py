@@ -124,9 +124,6 @@ class AdapterBlock(nn.Module):
             states_BSC: Qwen3's states.
             own, others: the angles of both.
             seen: which of both are attended to, bool (B, 1, 1, T) and (B, 1, 1, S).
-
-        Returns:
-            Tokens of the same shape.
         """
         normed = self.norm_self_attn(x_BTC)
         x_BTC = x_BTC + self.self_attn(normed, normed, own, own, seen[0])

@@ -135,7 +135,7 @@ class Qwen3Encoder(TextEncoder):
     def opened(
         cls, part: Part, opening: Opening, template: ChatTemplate, taps: tuple[int, ...], masked: bool, **others: Any
     ) -> Self:
-        """Qwen3 with its settings.
+        """Returns Qwen3 with its settings.
 
         Args:
             part: its network.
@@ -144,9 +144,6 @@ class Qwen3Encoder(TextEncoder):
             taps: after which layers its states are taken.
             masked: whether the denoiser does not look at padding.
             others: further fields that a family chooses.
-
-        Returns:
-            The text encoder.
         """
         own = Qwen3Keys.of(opening.text)
         places = tokenizer_places(part, opening.base)

@@ -140,10 +140,7 @@ class Qwen3Arch:
 
 
 def _sections(rotary: Stated) -> tuple[int, int, int]:
-    """Returns the frequencies of each axis that a folder states.
-
-    Raises ModelFileError unless they are three, interleaved.
-    """
+    """Returns the frequencies of each axis that a folder states. Raises ModelFileError unless three, interleaved."""
     rotary.require(mrope_interleaved=True)
     sections = rotary.whole_numbers("mrope_section", SECTIONS)
     if len(sections) != 3:
@@ -243,7 +240,7 @@ class Qwen3(BlockNetwork):
         padding_place: int | None = None,
         images: ImageTokens | None = None,
     ) -> tuple[Tensor, ...]:
-        """Returns the hidden states after some layers. Layers after the last of them do not run.
+        """Returns the states (B, T, C) after each of some layers, in the weights' dtype; later layers do not run.
 
         A token attends only to itself and those before it. So padding at the end needs no mask, unless the states of
         the padding itself are used.
@@ -256,9 +253,6 @@ class Qwen3(BlockNetwork):
             normalised: whether the last layer's states are.
             padding_place: the position of all padding, for rotary angles; None: that of its place in the row.
             images: those of Qwen3-VL, whose features take their placeholders' places and are added after layers.
-
-        Returns:
-            (B, T, C) for each tap, in the weights' dtype.
 
         Raises:
             Unsupported: images for Qwen2.5-VL, whose positions are other ones.

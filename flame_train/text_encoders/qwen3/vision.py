@@ -272,10 +272,7 @@ class VisionTower(BlockNetwork):
         return self.merger(h_BNC), *tapped
 
     def _patches(self, images_BHWC: Tensor) -> Tensor:
-        """Returns values of -1 to 1 of each patch, (B, N, 3 * frames * patch * patch).
-
-        The patches of a group together.
-        """
+        """Returns values of -1 to 1 by patch (B, N, 3 * frames * patch * patch), the patches of a group together."""
         arch = self.arch
         B, H, W, _ = images_BHWC.shape
         dtype = nn.compute_copy(self.pos_embed.weight).dtype

@@ -100,15 +100,12 @@ class MessageWithImages:
         return [self.tokenizer.encode(text) for text in texts]
 
     def tokens(self, text: str, length: int, places: Sequence[int]) -> TokenRow:
-        """Returns a caption behind images.
+        """Returns the tokens of a caption behind images: one a place of an image, and the caption cut.
 
         Args:
             text: the caption.
             length: of what the denoiser sees of the message, to which it is cut or filled up.
             places: how many tokens stand for each image.
-
-        Returns:
-            The message's tokens: one a place of an image, and the caption cut.
 
         Raises:
             ConfigError: the images leave no room for a caption.

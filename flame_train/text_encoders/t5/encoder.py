@@ -82,16 +82,13 @@ class T5(TextEncoder):
 
     @classmethod
     def opened(cls, part: Part, opening: Opening, usual_length: int, behind: int = 0) -> Self:
-        """T5 with its settings.
+        """Returns T5 with its settings.
 
         Args:
             part: its network.
             opening: the settings.
             usual_length: a caption's tokens, where the settings say nothing.
             behind: how many tokens of padding the denoiser looks at; above 0 it is told, and T5 looks at none.
-
-        Returns:
-            The text encoder.
         """
         own = T5Keys.of(opening.text)
         return cls(

@@ -205,10 +205,7 @@ class T5Tokenizer:
 
 @contextmanager
 def _damage_told(path: Path) -> Iterator[None]:
-    """Raises the library's errors about a damaged vocabulary as ModelFileError.
-
-    The library has no error class. When it panics, as at a table that leads beyond its end, it raises no `Exception`.
-    """
+    """Raises ModelFileError for the library's errors, which have no class of their own; a panic is no `Exception`."""
     try:
         yield
     except ModelFileError:

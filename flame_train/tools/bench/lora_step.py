@@ -352,7 +352,6 @@ def randomise(
 
     Args:
         module: the network.
-        dtype: the dtype of the weights.
         backend: the device.
         storage, mover: as in `nn.load`.
     """

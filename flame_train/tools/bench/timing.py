@@ -86,10 +86,7 @@ def _product(backend: Backend, n: int, dtype: DType) -> float:
 
 
 def _copy(backend: Backend, moved: int) -> float:
-    """Half of `moved` bytes read, from beyond the cache, and half written.
-
-    Few bytes go slower than many: beginning, ending and filling the memory's queues take the same time for both.
-    """
+    """Copies half of `moved` bytes beyond the cache: few bytes go slower than many, for a kernel as for this."""
     half = max(4, moved // 2)
     sources = [Tensor(backend.empty((half // 4,), float32)) for _ in range(turns(half, backend))]
     for source in sources:

@@ -186,7 +186,7 @@ def _reduced_dtype(how: str, dtype: DType, wanted: DType | None) -> DType:
 
 
 def reduced(how: str, shape: Shape, dtype: DType, axis: Any, wanted: Any, keepdims: bool) -> tuple[Shape, DType]:
-    """Shape and dtype of a reduction by NumPy's function of that name.
+    """Returns shape and dtype of a reduction by NumPy's function of that name.
 
     Args:
         how: the function's name.
@@ -194,9 +194,6 @@ def reduced(how: str, shape: Shape, dtype: DType, axis: Any, wanted: Any, keepdi
         axis: an axis, several, or None for all.
         wanted: the dtype that the caller asks for, or None.
         keepdims: whether reduced dims stay, with size 1.
-
-    Returns:
-        Shape and dtype.
     """
     axes = ranked(axis, len(shape))
     left = tuple([1 if i in axes else n for i, n in enumerate(shape)])

@@ -63,16 +63,13 @@ def _heads(k: Launcher, x: Array) -> Array:
 def gradients(
     k: Launcher, g: Array, inputs: Inputs, out: Array, lse: Array, needs: frozenset[str]
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """Returns those of query, key and value, as far as they are needed.
+    """Returns the gradients of query, key and value in their shapes; None for each that is not needed.
 
     Args:
         g: the gradient of the result (..., L, V).
         inputs: the arguments of attention.
         out, lse: the result, and log-sum-exps of rows (..., L, 1).
         needs: the names of the arguments whose gradients are wanted.
-
-    Returns:
-        Each in its argument's shape, or None.
     """
     named = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
     query, key, value = (_heads(k, x) for x in named.values())

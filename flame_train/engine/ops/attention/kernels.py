@@ -68,9 +68,6 @@ def larger_part(
         itemsize: bytes of a score.
         multiprocessors: those of the GPU.
         group: heads that share keys.
-
-    Returns:
-        The number of heads.
     """
     if batch * heads * queries * keys * itemsize < SM_90.head_split_bytes:
         return heads

@@ -44,10 +44,7 @@ def like_rows(k: Launcher, x: Array, width: int | None = None) -> Array:
 
 
 def _rows_together(k: Launcher, *arrays: Array) -> list[Array]:
-    """As `like_rows` for each. If all have one shape they share a block in which a position's rows lie side by side.
-
-    A projection that made all three of one input can then read their gradients in one product.
-    """
+    """Makes each as `like_rows`, rows of a position side by side if shapes agree, so that one product reads them."""
     if len({x.shape for x in arrays}) != 1:
         return [like_rows(k, x) for x in arrays]
     b, h, length, e = arrays[0].shape
@@ -75,10 +72,6 @@ def query_factors(k: Launcher, g: Array, out: Array, lse: Array) -> Array:
 
     Args:
         g, out: the result and its gradient, (B, H, L, V), which lie in packets, see `layout.lies_in_packets`.
-        lse: the log-sum-exps, fp32 (B, H, L, 1).
-
-    Returns:
-        The factors.
     """
     b, heads, length, width = out.shape
     tiles = -(-length // _TILE)

@@ -132,7 +132,7 @@ class Dropout(Arguments):
             )
 
     def kept(self, xp: Namespace, scores: Array, queries: Shape, rows: slice) -> Array | None:
-        """Returns the dropout mask of these scores, already scaled: 0 or 1 / (1 - dropout_p). None: nothing is dropped.
+        """Returns the dropout mask in the scores' shape, scaled: 0 or 1 / (1 - dropout_p). None: nothing is dropped.
 
         A sample's numbers lie as (heads, L, S rounded up to blocks of four), so that any rows can be drawn alone.
 
@@ -140,9 +140,6 @@ class Dropout(Arguments):
             scores: the scores (..., rows, S).
             queries: the shape of all queries, (..., L, E), before `by_group`.
             rows: the query rows of the scores.
-
-        Returns:
-            In the shape of `scores`, or None.
         """
         p, rng, heads = self.dropout_p, self.rng, math.prod(queries[1:-2])
         if rng is None or not p:

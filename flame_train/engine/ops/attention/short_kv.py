@@ -42,8 +42,6 @@ def forward(k: Launcher, query: Array, key: Array, value: Array, out: Array, lse
     Args:
         query: (B, H, L, E).
         key, value: (B, H, S, E).
-        out: memory for the result, (B, H, L, E).
-        lse: memory for the log-sum-exps, fp32 (B, H, L, 1).
         scale: factor of the scores.
     """
     (b, heads, length, _), keys = query.shape, key.shape[2]
@@ -67,7 +65,6 @@ def gradients(k: Launcher, g: Array, inputs: Inputs, lse: Array, into: tuple[Arr
     Args:
         g: the gradient of the result, (B, H, L, E).
         inputs: what the forward pass got.
-        lse: the log-sum-exps that it left, fp32 (B, H, L, 1).
         into: memory for the gradients.
     """
     g, query, key, value = (in_packets(k, x) for x in (g, inputs.query, inputs.key, inputs.value))

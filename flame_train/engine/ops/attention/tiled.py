@@ -82,17 +82,12 @@ class Problem:
         self.file, self.threads = f"ops/attention/tiled_{head}.cu", _THREADS[head]
 
     def run(self, kernel: str, g: Any, lse: Array, delta: Any, out: Array) -> Array:
-        """Fills `out`, for whose rows the kernel has a block each tile.
+        """Fills `out`, for whose rows the kernel has a block each tile, and returns it.
 
         Args:
             kernel: the kernel's name.
             g: the gradient of the result (..., L, V); `nowhere()` in the forward pass.
-            lse: the log-sum-exps, fp32 (..., L, 1).
             delta: what the method of that name returns; `nowhere()` in the forward pass.
-            out: memory for what the kernel makes.
-
-        Returns:
-            `out`.
         """
         grid = (-(-out.shape[-2] // _ROWS) * math.prod(out.shape[:-2]),)
         arrays = (self.q, self.key, self.value, g, lse, delta, self.mask, out)

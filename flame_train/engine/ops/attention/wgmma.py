@@ -90,8 +90,6 @@ def forward(k: Launcher, query: Array, key: Array, value: Array, out: Array, lse
     Args:
         query: (B, H, L, 64).
         key, value: (B, H, S, 64).
-        out: memory for the result, (B, H, L, 64).
-        lse: memory for the log-sum-exps, fp32 (B, H, L, 1).
         scale: factor of the scores.
     """
     (b, heads, length, _), keys = query.shape, key.shape[2]

@@ -40,7 +40,6 @@ def elementwise_kernel(
     must be summed or added to another.
 
     Args:
-        op: the op.
         forward: the expression of the result, in CUDA C over the arguments' names.
         when: a further condition, a function of any of the op's arguments.
         result: the output's dtype; None: that of the operands.
@@ -119,10 +118,7 @@ def broadcast_grad(
 
 
 def _summed(k: Launcher, expression: str, operands: Mapping[str, Any], shape: Shape) -> Array:
-    """`expression` summed over the dims along which an argument of `shape` was broadcast; if possible in one pass.
-
-    In several passes results between them are fp32, so that nothing is rounded before the sum.
-    """
+    """Sums `expression` over the dims that `shape` was broadcast along, in one pass or with fp32 between several."""
     g = operands["g"]
     lead = g.ndim - len(shape)
     dims = [*range(lead), *(i + lead for i, n in enumerate(shape) if n == 1 != g.shape[i + lead])]

@@ -56,13 +56,8 @@ def row_program(
     Args:
         program: with one output.
         operands: what it reads.
-        dtype: the dtype of the result.
         shape: the shape of the result.
         dims: the number of last dims that make a row.
-        out: an array for the result, or None.
-
-    Returns:
-        The result.
     """
     if out is not None and _dense_rows(out, dims):
         k.rows(program, operands, (dtype,), (_as_rows(out, dims),))
@@ -92,7 +87,6 @@ def row_program_with_sums(
         operands: what both read.
         like: has the result's shape and dtype.
         dims: the number of last dims that make a row.
-        out: an array for the result, or None.
         groups: how many groups of rows have sums of their own.
         summed: the sums' dtype.
 
@@ -202,7 +196,6 @@ def reduce(
         reduction: what is computed.
         operands: arrays of one shape, by name.
         dims: the dims that are reduced.
-        dtype: the result's dtype.
         each: arrays of the result's shape, by name.
         numbers: numbers by name.
 
@@ -240,11 +233,7 @@ def summed(
         value: an expression over the operands.
         operands: arrays of one shape, by name.
         dims: the dims that are summed.
-        dtype: the result's dtype.
         numbers: numbers by name.
-
-    Returns:
-        The sums.
     """
     shape = next(iter(operands.values())).shape
     if extent(shape, dims) is not None:

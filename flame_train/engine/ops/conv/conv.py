@@ -66,7 +66,6 @@ def conv2d(
         bias: (out,), or None.
         stride, padding, dilation: pixels, one number or (h, w); padding may be "same" or "valid".
         groups: groups of channels that do not mix.
-        layout: "NCHW" or "NHWC".
 
     Returns:
         (B, out, oh, ow), or (B, oh, ow, out).
@@ -128,16 +127,13 @@ def check_bias(op: str, bias: Array | None, channels: int) -> None:
 
 
 def input_gradient(xp: Namespace, g: Array, input_shape: Shape, weight: Array, conv: Conv) -> Array:
-    """Returns the gradient of conv2d with respect to its input; also what conv_transpose2d computes.
+    """Returns the gradient of conv2d with respect to its input, of `input_shape`; conv_transpose2d computes it too.
 
     Args:
         g: (B, out, oh, ow), or (B, oh, ow, out) in NHWC.
         input_shape: the input's shape.
         weight: (out, in / groups, kh, kw).
         conv: the convolution's other arguments.
-
-    Returns:
-        An array of `input_shape`.
     """
     g = to_nhwc(g, conv.layout)
     by = s, p, d = conv.steps(weight.shape)
@@ -160,16 +156,13 @@ def input_gradient(xp: Namespace, g: Array, input_shape: Shape, weight: Array, c
 
 
 def weight_gradient(xp: Namespace, g: Array, input: Array, weight_shape: Shape, conv: Conv) -> Array:
-    """Returns the gradient of conv2d with respect to its weight.
+    """Returns the gradient of conv2d with respect to its weight, of `weight_shape`.
 
     Args:
         g: (B, out, oh, ow), or (B, oh, ow, out) in NHWC.
         input: (B, in, H, W), or (B, H, W, in).
         weight_shape: (out, in / groups, kh, kw).
         conv: the convolution's other arguments.
-
-    Returns:
-        An array of `weight_shape`.
     """
     g, x = to_nhwc(g, conv.layout), to_nhwc(input, conv.layout)
     by = conv.steps(weight_shape)

@@ -55,9 +55,6 @@ def forward(k: Launcher, input: Array, weight: Array, bias: Array | None, conv: 
         input, weight, bias: as in `conv2d`.
         conv: its other arguments.
         out: the rows and columns of the result.
-
-    Returns:
-        What `conv2d` returns.
     """
     x, w = _image(k, input, conv.layout), _kernel_memory(k, _padded(k, weight, 0, 1))
     y = k.empty((len(x), *out, w.shape[0]), x.dtype)

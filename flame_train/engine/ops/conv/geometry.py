@@ -27,7 +27,7 @@ def pair(value: Padding) -> Size:
 
 
 def steps(weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair, op: str = "conv2d") -> Steps:
-    """Returns the steps of a kernel of `weight_shape` (..., kh, kw). "same" padding keeps the size, "valid" is none.
+    """Returns the steps (h, w) of a kernel of `weight_shape` (..., kh, kw). "same" keeps the size, "valid" pads none.
 
     Raises ShapeError for a stride or dilation below 1 or a padding below 0, and for "same" padding that would have to
     be uneven.
@@ -35,10 +35,6 @@ def steps(weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair, o
     Args:
         weight_shape: (out, in / groups, kh, kw).
         stride, padding, dilation: pixels, one number or (h, w); padding may be "same" or "valid".
-        op: the name in messages.
-
-    Returns:
-        (h, w) of each.
 
     Raises:
         ShapeError: a stride or dilation below 1, a padding below 0, or "same" padding that would be uneven.
@@ -99,28 +95,22 @@ def from_nhwc(xp: Namespace, y: Array, layout: str) -> Array:
 
 
 def out_size(n: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Returns the length of a convolution's output along one axis.
+    """Returns the pixels of a convolution's output along one axis.
 
     Args:
         n, kernel: pixels of image and kernel along the axis.
         stride, padding, dilation: as in `Steps`, along the axis.
-
-    Returns:
-        Pixels of the output.
     """
     return (n + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def under(first: int, stop: int, tap: int, stride: int, dilation: int) -> slice:
-    """Returns the padded input's rows, or columns, that a tap of the kernel reads for outputs [first, stop).
+    """Returns the slice of the padded input that a tap of the kernel reads for outputs [first, stop).
 
     Args:
         first, stop: the outputs.
         tap: the index in the kernel.
         stride, dilation: in pixels.
-
-    Returns:
-        The slice of the padded input.
     """
     return slice(first * stride + tap * dilation, (stop - 1) * stride + tap * dilation + 1, stride)
 

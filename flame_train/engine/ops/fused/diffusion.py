@@ -50,7 +50,6 @@ def timestep_embedding(
         timesteps: (B,).
         dim: the width of the embedding, even.
         max_period: the longest wavelength, in timesteps over 2 pi.
-        dtype: the dtype of the result.
 
     Returns:
         (B, dim).

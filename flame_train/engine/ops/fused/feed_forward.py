@@ -76,13 +76,10 @@ def _(
 def forward(
     k: Launcher, input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
 ) -> tuple[Array, Array]:
-    """Returns the result, and the hidden values before the GELU, (rows, hidden).
+    """Returns the result (..., out), and the hidden values before the GELU, (rows, hidden).
 
     Args:
         input, weight1, bias1, weight2, bias2: as in `feed_forward`.
-
-    Returns:
-        (..., out) and (rows, hidden).
     """
     check_linear(input, weight1)
     rows = k.mergeable_rows(input).reshape(-1, input.shape[-1])
@@ -98,16 +95,13 @@ def _(k: Launcher, g: Array, weight1: Array, weight2: Array, hidden: Array, targ
 
 
 def backward(k: Launcher, g: Array, weight1: Array, weight2: Array, hidden: Array, targets: GradTargets) -> Array:
-    """Returns the input's gradient; `hidden` as `forward` returned it.
+    """Returns the input's gradient (..., in); `hidden` as `forward` returned it.
 
     Args:
         weight1, weight2: as in `feed_forward`.
         g: (..., out).
         hidden: (rows, hidden).
         targets: where the wanted gradients go.
-
-    Returns:
-        (..., in).
     """
     carried = k.matmul(g, weight2, gelu=Gelu(hidden, derivative=True))
     return product_to(k, targets["input"], carried, weight1)

@@ -40,7 +40,6 @@ def cat_rms_norm(
         weights: n of (C,).
         cos, sin: angles that broadcast to the result, or None.
         dim: the dim along which they are joined.
-        eps: is added to a variance, or to a mean square.
 
     Returns:
         The joined tensor.

@@ -133,7 +133,6 @@ def narrow(xp: Namespace, input: Array, dim: int, start: int, length: int) -> Ar
     """length entries of dim, from start
 
     Args:
-        input: the input.
         dim: the dim along which it works.
         start: the first index along dim.
         length: the number of them.

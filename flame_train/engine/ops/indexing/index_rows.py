@@ -63,10 +63,7 @@ def summed(k: Launcher, values: Array, index: Array, rows: int) -> Array:
 
 
 def _sum_sorted(k: Launcher, values: Array, index: Array, out: Array) -> None:
-    """`summed` into `out`, with the indices sorted first.
-
-    Sorting takes time that grows with the square of count / 2048: beyond some hundred thousand indices, most of it.
-    """
+    """Sums as `summed`, sorted first: beyond some hundred thousand indices sorting takes most of the time."""
     (count, length), n = values.shape, np.int32(len(values))
     names = _names(values.dtype, index, length, values)
     keys, sort = k.empty((count,), int64), (-(-count // _TILE),)
@@ -110,7 +107,7 @@ def elements(k: Launcher, x: Array, dim: int, index: Array) -> Array:
 
 
 def element_sums(k: Launcher, values: Array, dim: int, index: Array, shape: Shape, base: Array | None = None) -> Array:
-    """An array of `shape`: `base` or zeros, with `values` added at `index` along `dim`, in the order of positions.
+    """Returns `base`, or zeros of `shape`, with `values` added at `index` along `dim`, in the order of positions.
 
     For each line along `dim` either its elements search for the indices that name them, or its indices for equal ones,
     whichever are fewer.
@@ -121,9 +118,6 @@ def element_sums(k: Launcher, values: Array, dim: int, index: Array, shape: Shap
         index: int32 or int64.
         shape: the shape of the result.
         base: what sums are added to, or None.
-
-    Returns:
-        An array of `shape`.
     """
     d, values = dim % len(shape), k.contiguous(values)
     rows, count, inner = shape[d], index.shape[d], math.prod(shape[d + 1 :])

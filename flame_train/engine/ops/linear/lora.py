@@ -243,7 +243,7 @@ def _(k: Launcher, input: Array, weights: Sequence[Array], lora: LowRanks) -> tu
 def stacked_products(
     k: Launcher, input: Array, weight: Array, lora: LowRanks, bias: Array | None = None, plus: Array | None = None
 ) -> tuple[list[Array], Array]:
-    """Returns the outputs of n layers of one input, weight (n, out, in), in one product, and the low-rank activations.
+    """Returns n layers' outputs (..., out) of one input, from one product, and the activations (rows, n rank).
 
     `bias` and `plus`, which is added to the output, are for a single layer.
 
@@ -253,9 +253,6 @@ def stacked_products(
         lora: the updates.
         bias: (out,), or None.
         plus: (..., out), or None.
-
-    Returns:
-        n outputs (..., out), and the activations (rows, n rank).
     """
     down, up = k.stacked(lora.downs), k.stacked(lora.ups)
     n, out, width = weight.shape
@@ -281,7 +278,7 @@ def _(
 def stacked_gradients(
     k: Launcher, g: Sequence[Array], input: Array, weight: Array, lora: AppliedLowRanks, targets: GradTargets
 ) -> Gradients:
-    """Returns the gradients of input, downs and ups of `stacked_products`.
+    """Returns the gradients of input, downs and ups of `stacked_products`; None for each that is not wanted.
 
     Args:
         g: the outputs' gradients, n of (..., out).
@@ -289,9 +286,6 @@ def stacked_gradients(
         weight: their weights (n, out, in); only its shape is read if the input's gradient is not wanted.
         lora: their updates, with the activations as `stacked_products` returned them.
         targets: where the wanted gradients go.
-
-    Returns:
-        The gradients; None for each that is not wanted.
     """
     down, up = k.stacked(lora.downs), k.stacked(lora.ups)
     (n, out, width), rank = weight.shape, down.shape[1]
@@ -348,7 +342,6 @@ def lora_conv2d(
         scale: the factor of the update.
         stride: pixels from one position of the kernel to the next.
         padding: pixels around the image.
-        layout: "NCHW" or "NHWC".
 
     Returns:
         (B, out, oh, ow), or (B, oh, ow, out).

@@ -131,7 +131,7 @@ nf4_quantize.errors(ErrorSample(sample(()), ShapeError, "at least 1 dim"))
 def nf4_dequantize(
     xp: Namespace, data: Array, absmax: Array, nested: Array, offset: Array, shape: Shape, dtype: DType
 ) -> Array:
-    """The numbers that `nf4_quantize` stored, of this shape, in dtype
+    """The numbers that `nf4_quantize` stored; returns them of this shape, in dtype
 
     Args:
         data: uint8 (elements / 2,).
@@ -139,10 +139,6 @@ def nf4_dequantize(
         nested: uint32 (blocks / 256,).
         offset: uint32 (1,).
         shape: that of the result.
-        dtype: the result's.
-
-    Returns:
-        The numbers.
 
     Raises:
         ShapeError: the parts are not those of a tensor of this shape.

@@ -68,7 +68,6 @@ def check_layer(input: Array, data: Array, scales: Array, residual: Array | None
         data: e4m3 in uint8, or int8 (out, in).
         scales: uint32 (out,).
         residual: (..., out), or None.
-        op: the name in messages.
 
     Raises:
         ShapeError: sizes do not fit.

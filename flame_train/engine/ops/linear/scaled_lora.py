@@ -25,14 +25,7 @@ from .lora import (
     stacked_products,
 )
 from .matmul import rows_product
-from .scaled import (
-    check_layer,
-    input_grad,
-    products,
-    scaled_product_to,
-    storage,
-    stored_product,
-)
+from .scaled import check_layer, input_grad, products, scaled_product_to, storage, stored_product
 from .scaled_storage import decode, encode, stored
 from .skinny_gemm import SkinnyOperands, factor_gradients, listed, side_by_side
 

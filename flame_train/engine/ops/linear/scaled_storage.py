@@ -141,9 +141,6 @@ def encode(
         by: stored factors of the columns, uint32 (C,), or None.
         value: the expression in C, over `x` and `other`.
         other: an array in the shape of x, or None.
-
-    Returns:
-        Data (M, C) and scales, uint32 (M,).
     """
     rows = {"x": x} if other is None else {"x": x, "other": other}
     tables = {} if by is None else {"by": Table(by.view(float32))}

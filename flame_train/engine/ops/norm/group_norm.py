@@ -36,8 +36,6 @@ def group_norm(
         input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
         num_groups: groups of channels.
         weight, bias: (C,), or None.
-        eps: is added to a variance, or to a mean square.
-        layout: "NCHW" or "NHWC".
 
     Returns:
         In input's shape, and the groups' means and reciprocal deviations.
@@ -81,10 +79,8 @@ def affine(op: str, x: Array, weight: Array | None, bias: Array | None, layout: 
     """x * weight + bias, a value (C,) of each for a channel.
 
     Args:
-        op: the op that a ShapeError names.
         x: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
         weight, bias: (C,), or None.
-        layout: "NCHW" or "NHWC".
 
     Returns:
         In the shape of `x`.
@@ -181,7 +177,6 @@ def cat_group_norm_silu(
         num_groups: groups of the C1 + C2 channels.
         weight, bias: (C1 + C2,).
         shift: (B, C1 + C2), or None.
-        eps: is added to a variance, or to a mean square.
 
     Returns:
         (B, ..., C1 + C2).

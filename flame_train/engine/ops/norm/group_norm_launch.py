@@ -87,17 +87,13 @@ _NONE = np.intp(0)  # a null pointer
 def forward(
     k: Launcher, given: Given, groups: int, weight: Array, bias: Array, eps: float, silu: bool
 ) -> tuple[Array, Array, Array]:
-    """The normalised array (B, ..., C), through SiLU if `silu`; its groups' mean and rstd, fp32 (B, 1, groups, 1).
+    """Returns the normalised array (B, ..., C), and its groups' mean and rstd, fp32 (B, 1, groups, 1).
 
     Args:
         given: the operands.
         groups: groups of channels.
         weight, bias: (C,).
-        eps: is added to the variance.
         silu: whether SiLU follows.
-
-    Returns:
-        The result, and the groups' means and reciprocal deviations.
     """
     shape, dtype = given.shape, given.input.dtype
     mean, rstd = (k.empty((shape[0], 1, groups, 1), float32) for _ in range(2))

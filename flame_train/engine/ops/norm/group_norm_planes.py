@@ -22,13 +22,10 @@ _OF_GROUP = Program(("sum s = even", "sum t = tilt"), (), ("s", "t"))
 
 
 def no_group_planes(input: Array, num_groups: int, weight: Array | None, bias: Array | None, layout: str) -> str:
-    """Says why these kernels cannot take a group norm.
+    """Says why these kernels cannot take a group norm; "" if they can.
 
     Args:
         input, num_groups, weight, bias, layout: as in `group_norm`.
-
-    Returns:
-        The reason; "" if they can.
     """
     if reason := floating(input, weight, bias):
         return reason
@@ -59,10 +56,6 @@ def forward(
         input: (B, C, ...).
         num_groups: groups of channels.
         weight, bias: (C,), or None.
-        eps: is added to the variance.
-
-    Returns:
-        What `group_norm` returns.
     """
     x, sizes = k.contiguous(input), _sizes(input.shape, num_groups)
     rows = x.reshape(sizes[0] * num_groups, -1)
@@ -94,9 +87,6 @@ def gradients(
         weight: (C,), or None.
         mean, rstd: (B, groups, 1).
         needs: the arguments whose gradients are wanted.
-
-    Returns:
-        One for each.
     """
     sizes = b, groups, each, pixels = _sizes(input.shape, mean.shape[1])
     x, g = k.contiguous(input).reshape(sizes), k.contiguous(g).reshape(sizes)

@@ -29,10 +29,8 @@ def layer_norm(
     """(input - mean) / sqrt(var + eps) * weight + bias over the last dims (arXiv 1607.06450)
 
     Args:
-        input: the input.
         normalized_shape: the input's last dims.
         weight, bias: in that shape, or None.
-        eps: is added to a variance, or to a mean square.
 
     Returns:
         In input's shape; and each row's mean and reciprocal deviation, (..., 1).
@@ -127,9 +125,7 @@ def normalized_rows(
 
     Args:
         value: the expression in C.
-        input: the input.
         tables: rows that others share, by name.
-        eps: is added to a variance, or to a mean square.
         dims: the number of last dims that make a row.
 
     Returns:

@@ -40,7 +40,6 @@ def rms_norm(
     eps is the working precision's machine epsilon if not given: fp32's for all narrower floats.
 
     Args:
-        input: the input.
         normalized_shape: the input's last dims.
         weight: in that shape, or None.
         eps: is added to the mean square; None: the dtype's epsilon.
@@ -108,10 +107,8 @@ def norm_rows(
     Args:
         input: (..., C).
         weight: (C,), or None.
-        eps: is added to a variance, or to a mean square.
         angles: cosines and sines, or none.
         dims: the number of last dims that make a row.
-        out: arrays for both results.
 
     Returns:
         The rows, and `rstd` (R,), fp32.
@@ -143,9 +140,6 @@ def norm_gradients(
         input, weight, angles, dims: as `norm_rows` was given.
         rstd: as it was returned, one a row.
         targets: where "input" and "weight" go; what is not among them is None.
-
-    Returns:
-        Both gradients.
     """
     tables, by = _weighted(k, weight)
     more, added, out = target_rows(k, targets.get("input", ALLOCATE), dims)
@@ -249,9 +243,6 @@ def angle_rows(k: Launcher, cos: Array, sin: Array, shape: Shape, interleaved: b
         cos, sin: (..., C), broadcast to `shape`.
         shape: (..., C), of what is rotated.
         interleaved: whether pairs are neighbours.
-
-    Returns:
-        The angles.
     """
     return Angles({"cosine": table(k, cos, shape), "sine": table(k, sin, shape)}, interleaved)
 
@@ -310,7 +301,6 @@ def rms_norm_rope(
         input: (..., C), C even.
         weight: (C,), or None.
         cos, sin: (..., C), broadcast.
-        eps: is added to a variance, or to a mean square.
         interleaved: whether pairs are neighbours.
 
     Returns:

@@ -33,7 +33,6 @@ def dropout(
     or with p = 0, input itself.
 
     Args:
-        input: the input.
         p: the probability of a zero, in [0, 1].
         training: whether anything is dropped.
         rng: the random numbers of a step; None: those after `manual_seed`.

@@ -23,7 +23,7 @@ def unary(
     integers: bool = False,
     make: Callable[..., Any] = lambda *shape: shape,
 ) -> Op:
-    """Declares an op of one tensor, value by value, with its gradient, its kernels and its samples.
+    """Returns an op of one tensor, value by value, with its gradient, its kernels and its samples.
 
     Args:
         name: the op's, and of its counterpart in PyTorch unless `torch` names another, or None.
@@ -34,9 +34,6 @@ def unary(
         torch: see `name`.
         integers: whether it takes integers and booleans as they are.
         make: what makes a sample's values, as `of_one` takes it.
-
-    Returns:
-        The op.
     """
 
     def reference(xp: Namespace, input: Array) -> Array:

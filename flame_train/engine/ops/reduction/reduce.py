@@ -50,7 +50,6 @@ def var(
     """sum((input - mean)^2) / (count - correction) over dim
 
     Args:
-        input: the input.
         dim: the dim or dims; None: all.
         correction: what is taken off the count that is divided by.
         keepdim: keeps reduced dims, with size 1.
@@ -162,10 +161,7 @@ def _(k: Launcher, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Ar
 
 
 def _squares(k: Launcher, x: Array, dims: tuple[int, ...], result: str, correction: float) -> tuple[Array, Array]:
-    """The expression `result` over `total`, the sum of squared differences from the mean over `dims`; the mean in fp32.
-
-    Rows that fit into registers take the row kernels, with an exact mean first; others take `Moments`.
-    """
+    """Computes `result` of the sum of squared differences from the fp32 mean: by row kernels, or by `Moments`."""
     numbers, e = {"correction": correction}, extent(x.shape, dims)
     assert e is not None
     shape = [1 if i in dims else n for i, n in enumerate(x.shape)]

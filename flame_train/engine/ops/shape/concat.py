@@ -164,7 +164,6 @@ def pad(xp: Namespace, input: Array, pad: Sequence[int], mode: str = "constant",
     its other end in modes "reflect", "replicate" and "circular". Negative numbers cut off.
 
     Args:
-        input: the input.
         pad: (left, right) of the last dim, then of the one before, and so on; negative numbers cut.
         mode: "constant", "reflect", "replicate" or "circular".
         value: what a constant padding holds.
