@@ -21,7 +21,7 @@ from flame_train.families import named_by
 
 from . import sd_scripts
 from .conversions import number
-from .sd_scripts import datasets_of, source_of
+from .kohya_files import datasets_of, source_of
 from .table import Program, Reading, Setting, Source, Table, Tree, facts_of
 
 _MARKS: Final = (

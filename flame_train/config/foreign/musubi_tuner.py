@@ -15,7 +15,7 @@ from flame_train.families import named_by
 
 from . import sd_scripts
 from .conversions import number, sampled, sampled_as_flux, swapped
-from .sd_scripts import flat, of_config_file, unpacked
+from .kohya_files import flat, of_config_file, unpacked
 from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Table, Tree, is_off, no_file
 
 _SCRIPTS: Final = named_by("musubi-tuner")

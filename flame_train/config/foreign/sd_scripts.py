@@ -5,23 +5,32 @@ Places are in kohya-ss/sd-scripts: scripts at its top, else in `library/` and `n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache, partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from flame_train.config.command_line import SCRIPT
 from flame_train.config.foreign.read_rows import read_table
-from flame_train.data.image_formats import IMAGE_ENDINGS
 from flame_train.errors import ConfigError
-from flame_train.families import named_by
+from flame_train.families import FAMILY_TITLES, named_by
 
+from . import kohya_files as files
 from . import sample_prompts
 from . import sd_scripts_networks as networks
-from . import sd_scripts_values as own
-from .conversions import number, number_format, one_of, swapped, to_float, to_number, unless_off, where
-from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, keep, no_file
+from .conversions import (
+    number,
+    number_format,
+    one_of,
+    sampled,
+    sampled_as_flux,
+    swapped,
+    to_float,
+    to_number,
+    unless_off,
+    where,
+)
+from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, keep
 
 _OWN_NAMES: Final = (
     *("pretrained_model_name_or_path", "network_alpha", "network_module", "network_dim"),
@@ -38,13 +47,6 @@ _MARKS: Final = MappingProxyType(
     }
 )
 """Options that a model alone has, by how its script's name begins; the first that match are it."""
-_OF_SETS: Final = (
-    *("resolution", "enable_bucket", "bucket_no_upscale", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso"),
-    *("caption_extension", "caption_dropout_rate", "shuffle_caption", "keep_tokens", "keep_tokens_separator"),
-    *("caption_separator", "caption_tag_dropout_rate", "caption_prefix", "caption_suffix", "enable_wildcard"),
-    *("flip_aug", "random_crop", "alpha_mask"),
-)
-_LISTS: Final = ("network_args", "optimizer_args", "lr_scheduler_args")
 
 
 def is_mine(tree: Tree) -> bool:
@@ -62,134 +64,14 @@ def is_mine(tree: Tree) -> bool:
 
 def read(reading: Reading) -> Source:
     own = {name: value for name, value in reading.tree.items() if name not in ("general", "datasets")}
-    settings = flat(reading, own)
+    settings = files.flat(reading, own)
     named = settings.get("config_file")
     if reading.script and named is not None:
-        settings = of_config_file(reading, named) | settings
+        settings = files.of_config_file(reading, named) | settings
     notes: list[str] = []
-    sets = _sets(reading) or datasets_of(reading, settings, notes)
+    sets = files.sets_of(reading) or files.datasets_of(reading, settings, notes)
     settings.pop("dataset_config", None)
-    return source_of(_family(reading, settings), settings, sets, notes, reading.folder)
-
-
-def datasets_of(reading: Reading, settings: dict[str, Setting], notes: list[str]) -> list[dict[str, Setting]]:
-    """Returns the tables of the dataset TOML that --dataset_config names; a note where it is missing."""
-    named = settings.pop("dataset_config", None)
-    if named is None or not named.value:
-        return []
-    other = reading.beside(str(named.value))
-    if other is None:
-        notes.append(no_file("dataset_config", named, "its folders are"))
-        return []
-    return _sets(other)
-
-
-def source_of(
-    family: str,
-    settings: dict[str, Setting],
-    sets: list[dict[str, Setting]],
-    notes: list[str],
-    folder: Path | None,
-) -> Source:
-    """Returns the arguments of a command, and the tables of its dataset TOML or none, as the rows read them.
-
-    Args:
-        family: the model family, or "".
-        settings: the arguments.
-        sets: the tables.
-        notes: files that are named and not there.
-        folder: where relative folders of images are looked for, beside the working directory.
-    """
-    if not sets and settings.get("train_data_dir", Setting("", "")).value:
-        sets = counted(_folders(settings), folder)
-    if any("is_reg" in one for one in sets) and "prior_loss_weight" in settings:
-        weight = settings.pop("prior_loss_weight")
-        sets = [one | {"prior_loss_weight": weight} if "is_reg" in one else one for one in sets]
-    filled = _filled_in(sets, settings)
-    return Source(family, unpacked(settings), filled, notes)
-
-
-def flat(reading: Reading, tree: Mapping[str, Any]) -> dict[str, Setting]:
-    """Returns the settings without their sections, as sd-scripts takes them (train_util.py:4748)."""
-    return {name.rpartition(".")[2]: setting for name, setting in reading.flat(tree).items()}
-
-
-def of_config_file(reading: Reading, named: Setting) -> dict[str, Setting]:
-    """Returns the TOML that a command names by --config_file, whose arguments override it (train_util.py:4700)."""
-    name = str(named.value)
-    name = name if name.endswith(".toml") else f"{name}.toml"
-    other = reading.beside(name)
-    if other is None:
-        raise ConfigError(
-            f"{named.place}: config_file = {name!r}: expected the file beside this one, got none; it says how to train"
-        )
-    return flat(other, {key: value for key, value in other.tree.items() if key not in ("general", "datasets")})
-
-
-def _filled_in(sets: list[dict[str, Setting]], settings: dict[str, Setting]) -> list[dict[str, Setting]]:
-    """Gives the sets, with what the config says of all images where they say nothing; it is taken out of `settings`."""
-    if not sets:
-        return []
-    names = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"} | {name: name for name in _OF_SETS}
-    shared = {ours: settings.pop(theirs) for theirs, ours in names.items() if theirs in settings}
-    return [shared | one for one in sets]
-
-
-def _sets(reading: Reading) -> list[dict[str, Setting]]:
-    """Returns the subsets of a dataset TOML, each with what [general] and its dataset say."""
-    sets: list[dict[str, Setting]] = []
-    datasets = reading.tree.get("datasets")
-    general = reading.tree.get("general", {})
-    below = reading.flat(general, ("general",)) if isinstance(general, Mapping) else {}
-    for i, dataset in enumerate(datasets if isinstance(datasets, list) else []):
-        at = ("datasets", f"[{i}]")
-        own = reading.flat({name: value for name, value in dataset.items() if name != "subsets"}, at)
-        sets += counted(
-            [
-                below | own | reading.flat(subset, (*at, "subsets", f"[{j}]"))
-                for j, subset in enumerate(dataset.get("subsets", []))
-            ],
-            reading.folder,
-        )
-    return sets
-
-
-def _folders(settings: dict[str, Setting]) -> list[dict[str, Setting]]:
-    """Returns the folders that train_data_dir and reg_data_dir name; with in_json one without repeats."""
-    images = {"image_dir": settings.pop("train_data_dir")}
-    if settings.get("in_json", Setting("", "")).value:
-        return [images]
-    folders = [images | {"N_name": Setting(True, images["image_dir"].place, "folders named N_name")}]
-    regularization = settings.pop("reg_data_dir", None)
-    if regularization and regularization.value:
-        usual = {"prior_loss_weight": Setting(1.0, "")}
-        marked = {
-            "image_dir": regularization,
-            "N_name": Setting(True, ""),
-            "is_reg": Setting(True, regularization.place),
-        }
-        folders.append(marked | usual)
-    return folders
-
-
-def unpacked(settings: dict[str, Setting]) -> dict[str, Setting]:
-    """network_args = ["conv_dim=8"] as network_args.conv_dim, and so on; text that spells a number as one."""
-    arguments = {}
-    for name, setting in settings.items():
-        if name in _LISTS:
-            parts = setting.value if isinstance(setting.value, list) else str(setting.value).split()
-            for part in map(str, parts):
-                key, _, value = part.replace('"', "").partition("=")
-                arguments[f"{name}.{key.strip()}"] = Setting(_literal(value), setting.place)
-        else:
-            arguments[name] = setting
-    return arguments
-
-
-def _literal(text: str) -> Any:
-    """Returns what the value of `key=value` spells: a number, true, false or text."""
-    plain = text.strip(" \"'")
-    return {"true": True, "false": False}.get(plain.lower(), number(plain))
+    return files.source_of(_family(reading, settings), settings, sets, notes, reading.folder)
 
 
 def _family(reading: Reading, settings: dict[str, Setting]) -> str:
@@ -220,65 +102,163 @@ def _family(reading: Reading, settings: dict[str, Setting]) -> str:
     return ""
 
 
-WEIGHT: Final = "(regularization)"
-"""The name of the setting that holds the counts of one dataset: images of training, and of regularization."""
-
-_UNCOUNTED: Final = (
-    "sd-scripts shows as many of these images as training images in an epoch, and its folders are not here to count; "
-    "set the set's weight to training images / regularization images, each times its repeats"
-)
+_HUBERS: Final = ("huber", "smooth_l1")
 
 
-def counted(sets: Sequence[dict[str, Setting]], folder: Path | None) -> list[dict[str, Setting]]:
-    """The sets of one dataset, those of regularization with the counts, or None where a folder cannot be counted."""
-    regular = [bool("is_reg" in one and one["is_reg"].value) for one in sets]
-    if not any(regular):
-        return list(sets)
-    counts = [_count(one, folder) for one in sets]
-    kinds = [sum(count for count, is_reg in zip(counts, regular, strict=True) if is_reg == kind) for kind in (0, 1)]
-    value = tuple(kinds) if all(counts) and all(kinds) else None
-    return [
-        one | ({WEIGHT: Setting(value, one["is_reg"].place, one["image_dir"].written or _said(one))} if is_reg else {})
-        for one, is_reg in zip(sets, regular, strict=True)
-    ]
+def _loss(value: Any, source: Source) -> Any:
+    kind = {"l2": "mse"}.get(str(value), str(value))
+    if kind in _HUBERS and source.get("huber_schedule") is None:
+        return {"loss.kind": kind, "loss.huber_schedule": "snr"}
+    return kind if kind == "mse" else {"loss.kind": kind}
 
 
-def weight(value: Any, source: Source) -> Any:
-    """Converts how often the set's images come beside their repeats."""
-    if value is None:
-        return Lost(_UNCOUNTED)
-    images, regular = value
-    factor = round(images / regular, 6)
-    if factor == 1:
+def _noise_levels(value: Any, source: Source) -> Any:
+    """--timestep_sampling of Flux, Chroma and Anima; sigma draws from a table that --discrete_flow_shift shifted.
+
+    Flux has a weight of each level with a model_prediction_type alone that is not here (flux_train_utils.py:545).
+    """
+    anima = bool(source.fact("sd_scripts_weighs_levels"))
+    shift, std = source.get("discrete_flow_shift", 1.0 if anima else 3.0), _number_of(source, "sigmoid_scale", 1.0)
+    scheme = source.get("weighting_scheme", "uniform")
+    weight = {"loss.weighting": scheme} if anima and scheme in _WEIGHTS else {}
+    if value == "sigma":
+        density = _density(scheme, shift, source, -1.0)
+        return density if isinstance(density, Lost) else density | weight
+    if value == "flux_shift" and not source.fact("guidance"):
+        answer = sampled_as_flux("sigmoid", source, std)
+        return Changed(answer.value | weight, answer.remark)
+    known = {
+        "uniform": sampled("uniform", 1.0),
+        "sigmoid": sampled("sigmoid", 1.0, std),
+        "shift": sampled("sigmoid", shift, std),
+        "flux_shift": sampled("sigmoid", 0.0, std),
+    }
+    if value not in known:
+        return Lost("expected sigma, uniform, sigmoid, shift or flux_shift")
+    return known[value] | weight
+
+
+def _noise_levels_sd3(value: Any, source: Source) -> Any:
+    """--weighting_scheme: the density of levels, or their weight on an error of the image (sd3_train_network.py:353).
+
+    That error is the noise level times ours, so a weight of 1 / level^2 there is none here.
+    """
+    density = _density(value, source.get("training_shift", 1.0), source, 1.0)
+    if isinstance(density, Lost) or value == "sigma_sqrt":
+        return density
+    return Changed(density, "there the loss of a level counts level^2 times as much, which is not here")
+
+
+_WEIGHTS: Final = ("sigma_sqrt", "cosmap")
+
+
+def _density(scheme: Any, shift: Any, source: Source, sign: float) -> Any:
+    """Returns the density of levels of a --weighting_scheme; `sign` is -1 where they are counted from the end."""
+    if scheme in ("none", "uniform", None, *_WEIGHTS):
+        return sampled("uniform", shift)
+    if scheme == "logit_normal":
+        mean, std = sign * _number_of(source, "logit_mean", 0.0), _number_of(source, "logit_std", 1.0)
+        return sampled("logit_normal", shift, std) | ({"loss.logit_mean": mean} if mean else {})
+    if scheme == "mode":
+        return sampled("mode", shift) | {"loss.mode_scale": _number_of(source, "mode_scale", 1.29)}
+    return Lost("no such weighting_scheme here")
+
+
+def _number_of(source: Source, name: str, usual: float) -> float:
+    return float(number(source.get(name, usual)))
+
+
+def _raw(value: Any, source: Source) -> Any:
+    if value == "raw":
         return NOTHING
-    return Changed(factor, f"{regular} images come as often as {images} of training, as sd-scripts repeats them")
+    return Lost(f"always raw here, not {value}; a learning rate found with that may not fit")
 
 
-def _said(one: Mapping[str, Setting]) -> str:
-    return f"regularization images in {one['image_dir'].value}" if "image_dir" in one else "regularization images"
+def _kept(value: Any, source: Source) -> Any:
+    """How many checkpoints stay: all, or those of --save_last_n_* (train_util.py:5786): so many, or a span of steps."""
+    if not is_off(every := number(source.get("save_every_n_steps"))):
+        span = number(source.get("save_last_n_steps"))
+        return (
+            0 if is_off(span) else Changed(span // every + 1, f"checkpoints: a span of {span} steps, one every {every}")
+        )
+    if is_off(number(source.get("save_every_n_epochs"))) and is_off(number(source.get("save_n_epoch_ratio"))):
+        return NOTHING
+    return number(source.get("save_last_n_epochs")) or 0
 
 
-def _count(one: Mapping[str, Setting], folder: Path | None) -> int:
-    """Returns the images of a set, times their repeats; 0 where its folder is not there or has none."""
-    named = str(one["image_dir"].value) if "image_dir" in one else ""
-    places = [base / Path(named).expanduser() for base in (folder, Path()) if base is not None and named]
-    place = next((place for place in places if place.is_dir()), None)
-    if place is None:
-        return 0
-    if "N_name" in one:
-        repeats = ((own, own.name.partition("_")[0]) for own in place.iterdir() if own.is_dir())
-        return sum(int(times) * _images(own) for own, times in repeats if times.isdecimal())
-    return int(number(one["num_repeats"].value) if "num_repeats" in one else 1) * _images(place)
+def _saved(value: Any, source: Source) -> Any:
+    """--save_n_epoch_ratio: so many checkpoints in all (train_network.py:981)."""
+    epochs, count = number(source.get("max_train_epochs")), number(value)
+    if is_off(count):
+        return NOTHING
+    if is_off(epochs):
+        return Lost("an interval stands in checkpoint.every or checkpoint.every_epochs")
+    return Changed(max(1, epochs // count), f"{count} of {epochs} epochs")
 
 
-def _images(folder: Path) -> int:
-    return sum(file.suffix.lower() in IMAGE_ENDINGS for file in folder.iterdir())
+def _steps(value: Any, source: Source) -> Any:
+    """--max_train_steps, which --max_train_epochs overrides (train_network.py:799)."""
+    if not is_off(number(source.get("max_train_epochs"))):
+        return NOTHING
+    if is_off(number(value)):
+        return Lost("no steps are no training; set train.steps or train.epochs, or the default of train.steps holds")
+    return number(value)
+
+
+def _tracked(value: Any, source: Source) -> Any:
+    """--log_with: TensorBoard, or the project at Weights & Biases that --log_tracker_name names."""
+    project = source.get("log_tracker_name") or "network_train"
+    return {
+        "tensorboard": {"output.tensorboard": True},
+        "wandb": {"output.wandb": project},
+        "all": {"output.tensorboard": True, "output.wandb": project},
+    }.get(value, NOTHING)
+
+
+def _of_wandb(value: Any, source: Source) -> Any:
+    """Converts the run's name and key at Weights & Biases, which only a run that logs there reads."""
+    used = source.get("log_with") in ("wandb", "all") and not is_off(value)
+    return Lost("output.wandb names a project; its own tools have the key and the name") if used else NOTHING
+
+
+def _unused_span(value: Any, source: Source) -> Any:
+    """Converts the same of the span of noise levels, whose ends are 0 and 1000."""
+    return NOTHING if number(value) == 1000 else _unused(value, source)
+
+
+def _unused(value: Any, source: Source) -> Any:
+    """Converts a setting of diffusion by noise prediction, which sd-scripts does not read for a model of flow."""
+    title = source.fact("short_title") or FAMILY_TITLES[source.family]
+    return NOTHING if is_off(number(value)) else Lost(f"sd-scripts does not use it for {title} either")
+
+
+def _beside(other: str) -> Any:
+    """Returns a setting that means something beside another one."""
+
+    def convert(value: Any, source: Source) -> Any:
+        if is_off(number(value)) or is_off(number(source.get(other))):
+            return NOTHING
+        return value if isinstance(value, bool) else number(value)
+
+    return convert
+
+
+def _unsampled(value: Any, source: Source) -> Any:
+    """No images where prompts have no interval (train_util.py:6380)."""
+    has_interval = any(not is_off(number(source.get(f"sample_every_n_{unit}"))) for unit in ("steps", "epochs"))
+    return NOTHING if has_interval or is_off(source.get("sample_prompts")) else 0
+
+
+def _discount(value: Any, source: Source) -> Any:
+    """--multires_noise_discount, which means something beside iterations, and for models of noise prediction."""
+    flow = source.family in (_SCRIPTS | TYPES).values() and not source.fact("unet")
+    return NOTHING if flow or is_off(source.get("multires_noise_iterations")) else float(number(value))
 
 
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         "blocks_to_swap": swapped("gradient_checkpointing"),
-        "unused": own.unused,
+        "unused": _unused,
         "network_module": networks.kind,
         "network_dim": networks.rank,
         "network_alpha": networks.alpha,
@@ -289,60 +269,61 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "(LoRA+)": networks.lora_plus,
         "base_weights": networks.merged_first,
         "(text encoders)": networks.encoders,
-        "unet_lr": own.rate,
-        "learning_rate": own.usual_rate,
-        "optimizer_type": own.optimizer,
-        "optimizer_args.decouple": own.decoupled,
-        "lr_scheduler": own.schedule,
-        "lr_warmup_steps": own.rise,
+        "unet_lr": networks.rate,
+        "learning_rate": networks.usual_rate,
+        "optimizer_type": networks.optimizer,
+        "optimizer_args.decouple": networks.decoupled,
+        "lr_scheduler": networks.schedule,
+        "lr_warmup_steps": networks.rise,
         "lr_scheduler_num_cycles": where("lr_scheduler", ("cosine_with_restarts",), to_number),
         "lr_scheduler_power": where("lr_scheduler", ("polynomial",), to_float),
         "lr_scheduler_timescale": where("lr_scheduler", ("inverse_sqrt",), unless_off),
-        "lr_scheduler_min_lr_ratio": own.least_rate,
-        "lr_decay_steps": own.decay,
-        "max_train_steps": own.steps,
+        "lr_scheduler_min_lr_ratio": networks.least_rate,
+        "lr_decay_steps": networks.decay,
+        "max_train_steps": _steps,
         "gradient_checkpointing": lambda v, s: (
             NOTHING if is_off(v) else "offload" if s.get("cpu_offload_checkpointing") else "full"
         ),
-        "bf16_master": own.bf16_master,
-        "loss_type": own.loss,
-        "huber_schedule": where("loss_type", own.HUBERS, keep),
-        "huber_c": where("loss_type", own.HUBERS, to_float),
-        "huber_scale": where("loss_type", own.HUBERS, to_float),
-        "timestep_sampling": own.noise_levels,
-        "weighting_scheme": own.noise_levels_sd3,
+        "loss_type": _loss,
+        "huber_schedule": where("loss_type", _HUBERS, keep),
+        "huber_c": where("loss_type", _HUBERS, to_float),
+        "huber_scale": where("loss_type", _HUBERS, to_float),
+        "timestep_sampling": _noise_levels,
+        "weighting_scheme": _noise_levels_sd3,
         "of_flow_alone": lambda v, s: Lost("flow models alone have it in sd-scripts"),
-        "model_prediction_type": own.raw,
-        "unused_span": own.unused_span,
-        "noise_offset_random_strength": own.with_("noise_offset"),
-        "adaptive_noise_scale": own.with_("noise_offset"),
-        "multires_noise_discount": own.discount,
-        "ip_noise_gamma_random_strength": own.with_("ip_noise_gamma"),
-        "save_n_epoch_ratio": own.saved,
-        "(checkpoints)": own.kept,
+        "model_prediction_type": _raw,
+        "unused_span": _unused_span,
+        "noise_offset_random_strength": _beside("noise_offset"),
+        "adaptive_noise_scale": _beside("noise_offset"),
+        "multires_noise_discount": _discount,
+        "ip_noise_gamma_random_strength": _beside("ip_noise_gamma"),
+        "save_n_epoch_ratio": _saved,
+        "(checkpoints)": _kept,
         "sample_prompts": sample_prompts.of_sd_scripts,
-        "(samples)": own.unsampled,
+        "(samples)": _unsampled,
         "sample_at_first": sample_prompts.at_first("sample_prompts"),
         "output_dir": lambda v, s: f"{v}/{s.get('output_name')}" if s.get("output_name") else v,
         "save_model_as": one_of({"safetensors": "kohya", None: "kohya"}, "files are always safetensors here"),
         "save_precision": lambda v, s: "fp32" if v is None else number_format(v, s),
-        "log_with": own.tracked,
-        "wandb_*": own.of_wandb,
-        "enable_bucket": own.bucketed,
-        "min_bucket_reso": own.bucket_bound(256),
-        "max_bucket_reso": own.bucket_bound(1024),
-        "dropout": own.dropout,
+        "log_with": _tracked,
+        "wandb_*": _of_wandb,
+        "enable_bucket": files.bucketed,
+        "min_bucket_reso": files.bucket_bound(256),
+        "max_bucket_reso": files.bucket_bound(1024),
+        "dropout": files.dropout,
         "prior_loss_weight": lambda v, s: (
             NOTHING if number(v) == 1 else Lost("there are no regularization images that it could weigh")
         ),
-        "conditioning_data_dir": own.masks("data"),
-        "(regularization)": weight,
-        "validation_split": own.held_out,
-        "N_name": own.named_folders,
+        "conditioning_data_dir": files.masks("data"),
+        "(regularization)": files.weight,
+        "validation_split": files.held_out,
+        "N_name": files.named_folders,
     }
 )
 
-_OWN_OF_SETS: Final = MappingProxyType({"conditioning_data_dir": own.masks("set")})
+
+_OWN_OF_SETS: Final = MappingProxyType({"conditioning_data_dir": files.masks("set")})
+
 
 PROGRAM: Final = Program(
     "sd-scripts",

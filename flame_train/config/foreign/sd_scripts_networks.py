@@ -1,4 +1,4 @@
-"""sd-scripts' networks: which adapter on which layers, with which ranks and rates.
+"""sd-scripts' networks and what trains them: which adapter on which layers, with which ranks, optimizer and rates.
 
 Places are in kohya-ss/sd-scripts, but for `kohya.py` and `config.py`, which are KohakuBlueleaf/LyCORIS'.
 """
@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, Final
 
-from .conversions import number, trained
+from .conversions import number, to_float, trained, warmup
+from .conversions import optimizer as optimizer_by_name
+from .conversions import schedule as by_name
 from .table import NOTHING, Changed, Lost, Source, is_off
 
 ENCODER_RATES: Final = ("text_encoder_lr", "text_encoder_lr1", "text_encoder_lr2", "text_encoder_lr3")
@@ -259,3 +261,87 @@ def alpha(value: Any, source: Source) -> Any:
 
 def on_output(value: Any, source: Source) -> Any:
     return NOTHING if kind(source.get("network_module"), source) != "dora" else is_on(value)
+
+
+def schedule(value: Any, source: Source) -> Any:
+    """--lr_scheduler. A schedule-free optimizer has none, and Adafactor's relative steps have their own."""
+    if _by_itself(source):
+        return "constant"
+    if not is_off(source.get("lr_scheduler_type")):
+        return NOTHING
+    name, cycles = str(value).lower(), number(source.get("lr_scheduler_num_cycles", 1))
+    if name == "cosine_with_min_lr" and cycles not in (1, None, ""):
+        return Changed("cosine", "", (f"lr_scheduler_num_cycles = {cycles}: it falls once here",))
+    return {"adafactor": "constant", "cosine_with_min_lr": "cosine"}.get(name) or by_name(name, source)
+
+
+def rise(value: Any, source: Source) -> Any:
+    """--lr_warmup_steps: a float is a share of the run (train_util.py:5276)."""
+    return NOTHING if _by_itself(source) else warmup(value, source)
+
+
+def decay(value: Any, source: Source) -> Any:
+    """--lr_decay_steps, which warmup_stable_decay alone has; a float is a share of the run."""
+    steps, length = number(value), number(source.get("max_train_steps", 1600))
+    if is_off(steps) or source.get("lr_scheduler") != "warmup_stable_decay":
+        return NOTHING
+    if isinstance(steps, float):
+        return steps
+    if not is_off(number(source.get("max_train_epochs"))):
+        return Lost("schedule.decay is a share of the run, and no number of steps: divide by its steps")
+    return Changed(round(steps / length, 6), f"a share of {length} steps")
+
+
+def _by_itself(source: Source) -> bool:
+    """Says whether the optimizer needs no schedule (train_util.py:5239 and 5082)."""
+    name = str(source.get("optimizer_type", "")).lower()
+    relative = source.get("optimizer_args.relative_step", True) or source.get("optimizer_args.warmup_init")
+    return name.endswith("schedulefree") or (name == "adafactor" and not is_off(relative))
+
+
+def least_rate(value: Any, source: Source) -> Any:
+    """--lr_scheduler_min_lr_ratio, which two schedules read."""
+    ratio, peak = number(value), number(source.get("unet_lr") or source.get("learning_rate") or 0)
+    if is_off(ratio) or source.get("lr_scheduler") not in ("cosine_with_min_lr", "warmup_stable_decay"):
+        return NOTHING
+    return Changed(float(ratio) * float(peak), "a rate here, and no ratio")
+
+
+def optimizer(value: Any, source: Source) -> Any:
+    """--optimizer_type, with the defaults of its own that ours do not share (train_util.py:4822)."""
+    name = str(value or "AdamW").rsplit(".", 1)[-1].lower()
+    arguments = {key for key in source.settings if key.startswith("optimizer_args.")}
+
+    def lacking(**usual: Any) -> dict[str, Any]:
+        return {f"optimizer.{key}": each for key, each in usual.items() if f"optimizer_args.{key}" not in arguments}
+
+    if name == "adafactor":
+        relative = not is_off(source.get("optimizer_args.warmup_init"))
+        own = {"optimizer.relative_step": True} if relative else lacking(relative_step=True)
+        return {"optimizer.name": "adafactor"} | own | lacking(scale_parameter=True)
+    if name in ("sgdnesterov", "sgdnesterov8bit"):
+        return {"optimizer.name": "sgd", "optimizer.nesterov": True} | lacking(momentum=0.9, weight_decay=0.0)
+    if name in ("adam", "sgd"):
+        keys = {"optimizer.name": {"adam": "adamw"}.get(name, name)} | lacking(weight_decay=0.0)
+        return Changed(keys, "the nearest to Adam here") if name == "adam" else keys
+    if name in ("pagedadamw", "pagedadamw32bit"):
+        return "adamw"
+    return optimizer_by_name(value, source)
+
+
+def decoupled(value: Any, source: Source) -> Any:
+    """Prodigy's switch: here decay is always decoupled from the gradient; without decay there is nothing to couple."""
+    if value is True or is_off(number(source.get("optimizer_args.weight_decay"))):
+        return NOTHING
+    return Lost("weight decay is always decoupled here")
+
+
+def usual_rate(value: Any, source: Source) -> Any:
+    """--learning_rate, the denoiser's where it has none of its own."""
+    return NOTHING if not is_off(number(source.get("unet_lr"))) else rate(value, source)
+
+
+def rate(value: Any, source: Source) -> Any:
+    """Converts the rate of the denoiser; Adafactor's relative steps leave it out (train_util.py:5060)."""
+    name = str(source.get("optimizer_type", "")).lower()
+    return 1.0 if name == "adafactor" and _by_itself(source) else to_float(value, source)
