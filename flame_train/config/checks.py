@@ -139,12 +139,13 @@ def _min_lr(config: Config) -> str | None:
 
 
 def _inapplicable(config: Config, path: str) -> str | None:
-    """Returns a key of one choice, written where another is made, with a value that is no default."""
+    """Refuses a key of one choice where another is made, but for what `init --full` writes for the usual choice."""
     key = keys()[path]
     section = getattr(config, key.section)
     if key.name not in section.model_fields_set:
         return None
-    if getattr(section, key.name) in (key.default, *key.defaults.values()):
+    usual = keys()[key.chosen_by].default
+    if usual in key.defaults and getattr(section, key.name) == key.defaults[usual]:
         return None
     for choice, names in key.only.items():
         chosen = getattr(section, choice.split(".")[1])

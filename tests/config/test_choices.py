@@ -1,9 +1,11 @@
-"""A key of a choice that is not made is an error only where its value is no default."""
+"""A key of a choice that is not made is an error, but for the defaults that `init --full` writes."""
 
 from __future__ import annotations
 
 import tomllib
 from typing import Any
+
+import pytest
 
 from flame_train.config.keys import Key, keys
 from flame_train.config.load import problems_in
@@ -41,3 +43,10 @@ def test_another_value_is_an_error() -> None:
     tree["optimizer"] |= {"name": "lion", "eps": 1e-6}
     tree["loss"] |= {"timestep_sampling": "uniform", "beta_a": 0.9}
     assert of_another(tree) == ["optimizer.eps", "loss.beta_a"]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9, 0.95], ids=["as sgd's", "of none", "as muon's"])
+def test_a_key_of_another_choice_is_an_error_with_that_choices_default_too(momentum: float) -> None:
+    tree = full()
+    tree["optimizer"] |= {"name": "lion", "momentum": momentum}
+    assert of_another(tree) == ["optimizer.momentum"]
