@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from flame_train.engine.mode import deterministic
 from flame_train.tools import bench
-from flame_train.tools.bench.kernel_times import kind_of
 from flame_train.tools.bench.models import names
+from flame_train.tools.bench.timing import kind_of
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ def convert(
     There and back gives the same bits, with one exception: in diffusers' format alpha / rank is multiplied into the
     tensors. So fp32 files whose alpha / rank is no power of two come back to one unit in the last place.
     """
-    from flame_train.tools.convert_lora import convert as rename
+    from flame_train.tools.lora_files import convert as rename
     from flame_train.tools.lora_files import describe_conversion
     from flame_train.tools.verify import taken_by
 
@@ -134,8 +134,8 @@ def resize(
     debug: Debug = False,
 ) -> None:
     """Lower a LoRA's rank by SVD; alpha / rank stays."""
+    from flame_train.tools.extract import resize as make
     from flame_train.tools.lora_files import describe_lora, truncation_of
-    from flame_train.tools.resize_lora import resize as make
 
     result = make(file, output, truncation_of(rank, error), force)
     show(result, as_json, describe_lora(result))

@@ -13,11 +13,11 @@ from ..errors import ShapeError, kind_of
 from .arguments import Guard
 from .autograd.graph import Edge, Node, Remat, arrays_in
 from .backend import Backend, get_backend, several_gpus
-from .composite_body import named, run_body
 from .dtype import (
     FLOATS,
     Array,
     DType,
+    as_array,
     compute_dtype,
     float32,
     float64,
@@ -30,9 +30,54 @@ from .dtype import (
 from .mode import Mode, mode
 from .namespace import Namespace
 from .op import VJP, Kernel, Op
-from .results import split_results
 from .symbolic import Scalar
 from .tensors.tensor import Tensor
+
+
+def split_results(op: Op, result: Any) -> tuple[list[Array], dict[str, Array]]:
+    """The outputs as a list, and the `aux` values by name. Raises TypeError for what the op does not declare."""
+    if isinstance(result, (tuple, list)) != (op.multiple or bool(op.aux)):
+        raise _misdeclared(op, result)
+    head, aux = (result[0], result[1:]) if op.aux else (result, ())
+    outputs = [as_array(o) for o in (head if op.multiple else (head,))]
+    if len(aux) != len(op.aux) or not all(hasattr(o, "dtype") for o in outputs):
+        raise _misdeclared(op, result)
+    return outputs, dict(zip(op.aux, aux, strict=True))
+
+
+def _misdeclared(op: Op, result: Any) -> TypeError:
+    came = kind_of(result)
+    if isinstance(result, (tuple, list)):
+        came = f"a {came} of {', '.join(map(kind_of, result)) or 'nothing'}"
+    if op.aux:
+        wanted = f"a tuple of the result{'s' * op.multiple} and of {', '.join(op.aux)}, as aux says"
+    elif op.multiple:
+        wanted = "a tuple of arrays, as multiple=True says"
+    else:
+        wanted = "an array; declare several results by multiple=True, values for the gradient by aux=(their names,)"
+    return TypeError(f"{op.name}: its function returned {came}; expected {wanted}")
+
+
+def run_body(op: Op, m: Mode, values: dict[str, Any]) -> Any:
+    """Returns what the body makes of bound `values`. Hooks hear the composite's name: the ops inside report themselves.
+
+    Raises ShapeError as "normalize, in norm: ...", and all else that the body raises.
+    """
+    for hook in m.hooks:
+        hook.before(op.name, "body", [])
+    try:
+        return op.fn(**values)
+    except ShapeError as e:
+        raise named(op, e) from e.__cause__
+
+
+def named(op: Op, error: ShapeError) -> ShapeError:
+    """Returns the error of a composite: with its name before that of the op inside, if the error begins with one."""
+    inner = str(error).partition(":")[0].partition(",")[0]
+    if inner == op.name or not inner.isidentifier():
+        return error
+    return ShapeError(f"{op.name}, in {error}")
+
 
 _FROM_INTEGERS = {float64: float32, np.dtype(np.uint64): int64}
 """NumPy's result dtypes of integer inputs to PyTorch's: NumPy divides in fp64, and sums unsigned integers in uint64."""

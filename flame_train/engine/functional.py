@@ -15,10 +15,9 @@ from .ops.attention.attention import scaled_dot_product_attention
 from .ops.common.convert import cast, clone
 from .ops.conv.conv import conv2d
 from .ops.conv.upsample import upsample_nearest
-from .ops.fused.diffusion import gated_add, geglu, timestep_embedding
+from .ops.fused.diffusion import cat_gelu, gated_add, geglu, layer_norm_modulate, timestep_embedding
 from .ops.fused.feed_forward import feed_forward, scaled_feed_forward
 from .ops.fused.qk_norm_rope import cat_rms_norm
-from .ops.fused.sequences import cat_gelu, layer_norm_modulate
 from .ops.indexing.embedding import embedding, masked_fill, take_along_dim
 from .ops.indexing.getitem import getitem, narrow
 from .ops.linear.dora import dora_gain

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -21,13 +21,88 @@ from starlette.routing import Route
 from flame_train.disk.open_folder import folder_below
 from flame_train.errors import shown
 
-from . import compare, sections
+from . import sections
 from .charts import charts_of, charts_of_runs
-from .elements import element, html
+from .elements import Element, element, html
 from .library import Library
 from .report import navigation, page_file
 from .run_reader import RunView
+from .sections import GridImage, loss_of, sample_image, state_of, validation_of
 from .trained_images import TrainedImage
+
+MOST: Final = 8
+"""Runs that are compared at once: as many as there are colours."""
+
+
+def table(views: Sequence[RunView], link: Callable[[str], str], *, choose: bool = True) -> Element:
+    """Returns a row for each run; with `choose` each has a box that puts it into a comparison."""
+    names = ("", "run", "state", "step", "loss", "validation loss", "samples")[0 if choose else 1 :]
+    head = element("tr", *[element("th", name, scope="col") for name in names])
+    rows = []
+    for view in views:
+        box = element("input", type="checkbox", name="name", value=view.name, aria_label=f"compare {view.name}")
+        total = f" of {view.steps}" if view.steps else ""
+        cells = [
+            element("td", element("a", view.name, href=link(view.name))),
+            element("td", state_of(view)),
+            element("td", f"{view.step}{total}"),
+            element("td", loss_of(view)),
+            element("td", validation_of(view)),
+            element("td", f"{len(view.grids)} grids"),
+        ]
+        rows.append(element("tr", element("td", box) if choose else None, *cells))
+    listed = element("table", element("thead", head), element("tbody", *rows), class_="runs")
+    return element("section", element("div", listed, class_="scroll", tabindex=0), id="runs")
+
+
+def samples(views: Sequence[RunView], image: Callable[[RunView, str], GridImage]) -> Element:
+    """Returns the last grid of each run, by prompts that any of them has; runs are rows."""
+    texts = list(dict.fromkeys(prompt.text for view in views for prompt in view.prompts))
+    rows = []
+    for number, view in enumerate(views):
+        if not view.grids:
+            continue
+        grid = view.grids[-1]
+        prompts = [prompt.text for prompt in view.prompts]
+        small, large = image(view, "small"), image(view, "full")
+        cells = []
+        for column, text in enumerate(texts):
+            i = prompts.index(text) if text in prompts and len(grid.boxes) == len(prompts) else None
+            if i is None:
+                cells.append(element("td", "no image"))
+                continue
+            label = f"{view.name}, step {grid.step}: {text}"
+            cells.append(sample_image(small(grid.step, i), large(grid.step, i), number, column, label, grid.boxes[i]))
+        rows.append(element("tr", element("th", f"{view.name}, step {grid.step}", scope="row"), *cells))
+    head = element("tr", element("th", "run", scope="col"), *[element("th", text, scope="col") for text in texts])
+    drawn = element("table", element("thead", head), element("tbody", *rows), class_="grid")
+    return element(
+        "section",
+        element("h2", "Last samples"),
+        element("div", drawn, class_="scroll", tabindex=0, role="region", aria_label="samples by run and prompt")
+        if rows
+        else element("p", "No sample images were drawn."),
+        id="samples",
+    )
+
+
+def settings(views: Sequence[RunView]) -> Element:
+    """Returns the keys whose values differ between the runs."""
+    paths = dict.fromkeys(setting.path for view in views for setting in view.settings)
+    rows = []
+    for path in paths:
+        values = [view.setting(path) for view in views]
+        if len(set(values)) > 1:
+            rows.append(element("tr", element("th", path, scope="row"), *[element("td", value) for value in values]))
+    head = element("tr", element("th", "key", scope="col"), *[element("th", view.name, scope="col") for view in views])
+    listed = element("table", element("thead", head), element("tbody", *rows), class_="config")
+    return element(
+        "section",
+        element("h2", "Settings that differ"),
+        element("div", listed, class_="scroll", tabindex=0) if rows else element("p", "None differs."),
+        id="config",
+    )
+
 
 _POINTS: Final = 2000  # of a line
 _ROWS: Final = 100  # images of the dataset on a page
@@ -73,7 +148,7 @@ class Pages:
         if len(names) == 1:
             return RedirectResponse(_path("/run", name=names[0]))
         views = [view for name in names if (view := self._library.view(name))]
-        rows = Markup(html(compare.table(views, lambda name: _path("/run", name=name))))
+        rows = Markup(html(table(views, lambda name: _path("/run", name=name))))
         return self._page("runs.html", title="runs", table=rows)
 
     def run(self, request: Request) -> Response:
@@ -113,9 +188,9 @@ class Pages:
             "running": any(view.status.get("state") == "running" for view in views),
             "charts": [chart.to_json() for chart in charts_of_runs(views, _POINTS, **_smoothing(request))],
             "sections": {
-                "runs": html(compare.table(views, lambda name: _path("/run", name=name), choose=False)),
-                "samples": html(compare.samples(views, lambda view, size: _sample(view, size))),
-                "config": html(compare.settings(views)),
+                "runs": html(table(views, lambda name: _path("/run", name=name), choose=False)),
+                "samples": html(samples(views, lambda view, size: _sample(view, size))),
+                "config": html(settings(views)),
             },
         }
         return _unless_same(request, data)
@@ -199,7 +274,7 @@ class Pages:
         return view
 
     def _views(self, request: Request) -> list[RunView]:
-        names = dict.fromkeys(request.query_params.getlist("name")[: compare.MOST])
+        names = dict.fromkeys(request.query_params.getlist("name")[:MOST])
         views = [view for name in names if (view := self._library.view(name))]
         if not views:
             raise NotFound

@@ -22,9 +22,8 @@ from flame_train.io.runstatus import state_of
 from flame_train.run.plan.encoding import ENCODED
 from flame_train.training.session import StopRequest
 
+from .clusters import SCRIPT, run_on_ray, script
 from .here import run_here, why
-from .on_ray import run_on_ray
-from .on_slurm import SCRIPT, script
 from .sweep_file import PLACES, Planned, Sweep, read_sweep
 
 _LOG = logging.getLogger(__name__)

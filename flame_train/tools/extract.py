@@ -1,7 +1,8 @@
-"""`flame-train extract`: a LoRA from the difference of two checkpoints, layer by layer."""
+"""LoRAs of a wanted rank: `extract` of the difference of two checkpoints, layer by layer, `resize` of another LoRA."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from flame_train.adapters.factors import LoraFactors
-from flame_train.adapters.nearest import Truncated, Truncation, nearest_to
+from flame_train.adapters.nearest import Truncated, Truncation, nearest_to, truncate
 from flame_train.disk.preflight import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.keymap import Shape, Source
@@ -22,8 +23,56 @@ from flame_train.io.weights import open_weights
 from flame_train.models.registry import FAMILIES
 from flame_train.networks.files.identify import Identity, could_be, identify
 from flame_train.progress import progress
-from flame_train.tools.lora_files import Errors, resolve_base, write_lora
+from flame_train.tools.lora_files import Errors, read_source, resolve_base, same_naming, split_metadata, write_lora
 from flame_train.training.session import StopRequest
+
+
+def resize(source: Path, target: Path, want: Truncation, force: bool = False) -> dict[str, Any]:
+    """Writes the LoRA nearest to `source`, module by module; alpha / rank, names and number format stay.
+
+    Modules of no higher rank than wanted stay bit for bit.
+
+    Args:
+        source: a LoRA in any dialect.
+        want: the rank, or the error that a module may have.
+
+    Returns:
+        The report: ranks, the error of all modules together, and the largest of one.
+
+    Raises:
+        ConfigError: no module loses anything.
+        ModelFileError: the file is no LoRA of a supported family, or of another kind of adapter.
+        NonFiniteError: it holds NaN.
+        OutputError: `target` exists and `force` is false.
+    """
+    family, lora = read_source(source, target, force)
+    errors = Errors()
+    loras: dict[str, dict[str, LoraFactors]] = {}
+    ranks: Counter[int] = Counter()
+    for component, modules in lora.state.items():
+        for module, factors in modules.items():
+            if not isinstance(factors, LoraFactors):
+                raise ModelFileError(
+                    f"{source}: {component} {module} is of kind {factors.kind}, whose rank cannot be cut; "
+                    "`flame-train merge --to lora` makes a LoRA of it"
+                )
+            ranks[factors.rank] += 1
+            loras.setdefault(component, {})[module] = errors.add(f"{component} {module}", truncate(factors, want))
+    if all(loras[part][name] is factors for part, modules in lora.state.items() for name, factors in modules.items()):
+        raise ConfigError(
+            f"{source}: nothing can be cut: its highest rank is {max(ranks)}, and each module has as few as that"
+        )
+    metadata, dropped = split_metadata(lora.metadata)
+    tensors = write_lora(target, loras, family, same_naming(lora.dialects), metadata)
+    return {
+        "source": str(source),
+        "target": str(target),
+        "tensors": tensors,
+        "ranks_before": dict(sorted(ranks.items())),
+        **errors.as_dict(),
+        "dropped_metadata": list(dropped),
+    }
+
 
 PRECISIONS: Mapping[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 

@@ -1,4 +1,4 @@
-"""LoRA files that a tool reads or makes: whose they are, how one is written, and what a person reads of it."""
+"""LoRA files that a tool reads, makes or converts: whose they are, how one is written, what a person reads of it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from flame_train.adapters.dialects import MatchedKey, spellings
+from flame_train.adapters import dialects
+from flame_train.adapters.dialects import NATIVE, MatchedKey, spellings
 from flame_train.adapters.factors import LoraFactors, LoraState
 from flame_train.adapters.folding import ALPHA_KEY
-from flame_train.adapters.formats import LoraFile, from_file, to_diffusers, to_kohya
+from flame_train.adapters.formats import FORMATS, LoraFile, from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import METADATA_KEY, model_spec, network_metadata, with_hashes
 from flame_train.adapters.nearest import Truncated, Truncation
 from flame_train.adapters.shared_alpha import for_kohya
@@ -28,6 +29,52 @@ from flame_train.io.safetensors import MAX_METADATA_VALUE, save_file
 from flame_train.io.weights import open_weights
 from flame_train.models.registry import FAMILIES
 from flame_train.networks.files.identify import Identity, could_be, identify, lora_could_be
+
+_OF_NATIVE: Final = (dialects.ALPHA_KEY, dialects.RANK_KEY)  # true of the source's tensors only
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """The report of a conversion. `modules`: component -> count. `dropped_metadata`: keys too long to keep."""
+
+    source: Path
+    target: Path
+    to: str
+    dialects: tuple[str, ...]
+    modules: dict[str, int]
+    tensors: int
+    dropped_metadata: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Gives the report for `--json`."""
+        return asdict(self) | {"source": str(self.source), "target": str(self.target)}
+
+
+def convert(source: Path, target: Path, to: str, force: bool = False, skip_unknown: bool = False) -> ConvertReport:
+    """Writes the LoRA `source` to `target` in format `to`; returns what was written, for the report.
+
+    Args:
+        source: the file, in any dialect.
+        to: "kohya" or "diffusers".
+        skip_unknown: whether parts of no module are left out.
+
+    Raises:
+        ConfigError: an unknown format.
+        ModelFileError: a file that is no LoRA of a supported family.
+        NonFiniteError: it holds NaN.
+        OutputError: the target cannot be written, or exists without `force`.
+    """
+    source, target = Path(source), Path(target)
+    if to not in FORMATS:
+        raise ConfigError(f"format {to!r} is not known; expected one of {', '.join(FORMATS)}")
+    family, lora = read_source(source, target, force, skip_unknown)
+    metadata, dropped = split_metadata(lora.metadata)
+    if lora.dialects == (NATIVE,):
+        metadata = {key: value for key, value in metadata.items() if key not in _OF_NATIVE}
+    tensors = write_lora(target, lora.state, family, to, metadata, same_network=True)
+    modules = {component: len(layers) for component, layers in lora.state.items()}
+    return ConvertReport(source, target, to, lora.dialects, modules, tensors, dropped)
+
 
 _ABOUT_SCALES: Final = (ALPHA_KEY, METADATA_KEY)  # true of the source's tensors only
 

@@ -14,7 +14,7 @@ from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.together import attach_sum
 from flame_train.config.load import from_options, with_option_names
-from flame_train.config.prompt_flags import unread
+from flame_train.config.prompts import unread
 from flame_train.data.grid import grid, write_png
 from flame_train.data.samples import EncoderInput
 from flame_train.data.views import ViewedImage

@@ -21,8 +21,8 @@ from flame_train.adapters.shared_alpha import for_kohya, misread
 from flame_train.io.safetensors import save_file
 from flame_train.models.registry import FAMILIES
 from flame_train.models.sdxl.names import lora_family
+from flame_train.tools.extract import resize
 from flame_train.tools.merge_loras import WeightedLora, merge_loras
-from flame_train.tools.resize_lora import resize
 from flame_train.tools.verify import verify
 
 torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ from flame_train.io.safetensors import save_file
 from flame_train.models.sd3.family import PRESETS
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sd3.names import lora_family, mmdit_to_diffusers
-from flame_train.tools.convert_lora import convert
+from flame_train.tools.lora_files import convert
 from flame_train.tools.merge import merge
 
 torch = pytest.importorskip("torch")

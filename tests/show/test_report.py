@@ -11,8 +11,7 @@ import numpy as np
 from PIL import Image
 
 from flame_train.show.curves import Curve
-from flame_train.show.loss_image import loss_png
-from flame_train.show.report import Report
+from flame_train.show.report import Report, loss_png
 
 from .conftest import PLANTED, PROMPTS
 

@@ -12,8 +12,8 @@ from PIL import Image
 from flame_train import cli
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.tools.convert_lora import convert
 from flame_train.tools.inspect import inspect_file, render
+from flame_train.tools.lora_files import convert
 from flame_train.tools.merge import merge
 from tests.tools.small_sdxl import base_tensors, golden, small, write
 

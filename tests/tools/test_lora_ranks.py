@@ -17,7 +17,7 @@ from flame_train.adapters.kinds.lokr import LokrFactors
 from flame_train.adapters.nearest import Truncation, nearest_to, truncate
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.sdxl.names import lora_family
-from flame_train.tools.convert_lora import convert
+from flame_train.tools.lora_files import convert
 from flame_train.tools.merge import merge
 
 SDXL = lora_family()

@@ -13,7 +13,7 @@ from flame_train.families import FAMILY_TITLES
 from flame_train.io.safetensors import save_file
 from flame_train.models.flux.names import transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
-from flame_train.tools.convert_lora import convert
+from flame_train.tools.lora_files import convert
 from flame_train.tools.merge import merge
 
 D = 64

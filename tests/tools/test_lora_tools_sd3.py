@@ -15,8 +15,8 @@ from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sd3.names import mmdit_to_diffusers
-from flame_train.tools.convert_lora import convert
 from flame_train.tools.inspect import inspect_file
+from flame_train.tools.lora_files import convert
 from flame_train.tools.merge import merge
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"

@@ -13,7 +13,7 @@ import safetensors.numpy
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.tools.convert_lora import convert
+from flame_train.tools.lora_files import convert
 from flame_train.tools.merge import merge
 from tests.tools.small_sdxl import BF16, TE1, TE2, base_tensors, golden, lora_tensors, small, write
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from flame_train.config.prompt_flags import read_flags
+from flame_train.config.prompts import read_flags
 
 from .conversions import number
 from .table import NOTHING, Changed, Convert, Lost, Nothing, Source, is_off

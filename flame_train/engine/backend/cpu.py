@@ -14,9 +14,8 @@ import psutil
 
 from ..dtype import Array, DType
 from ..mode import mode
-from .allocations import Allocations
 from .base import Memory
-from .host_memory import Peak, resident
+from .host_memory import Allocations, Peak, resident
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _KEPT, _PLAIN = 1 << 28, 1 << 26  # bytes

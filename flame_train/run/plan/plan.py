@@ -15,7 +15,7 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
 from flame_train.config.checks import broken
 from flame_train.config.located import ConfigWithSource, together
-from flame_train.config.prompt_flags import unread
+from flame_train.config.prompts import unread
 from flame_train.config.schema import Config
 from flame_train.config.training_sections import LONGEST_RUN
 from flame_train.data.order import BatchSchedule

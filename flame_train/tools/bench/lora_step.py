@@ -36,9 +36,8 @@ from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.session import Session
 from flame_train.training.step import State, micro, reduce, update
 
-from .kernel_times import ABOUT_THE_REST, breakdown, count_launches
 from .models import conditioning, find, normal, running_encoders, with_token_ids
-from .timing import ceilings
+from .timing import ABOUT_THE_REST, breakdown, ceilings, count_launches
 
 _WARM, _TIMED = 3, 10
 _FEW = 1, 3  # on a CPU, whose steps take seconds; as many as of PyTorch's

@@ -10,7 +10,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.dispatch import explain_gradients
-from flame_train.engine.ops.attention import by_products
+from flame_train.engine.ops.attention import kernels as by_products
 from flame_train.engine.ops.attention.operands import Inputs
 
 ATTENTION = F.scaled_dot_product_attention

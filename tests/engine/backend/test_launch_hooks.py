@@ -11,7 +11,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.tools.bench.kernel_times import breakdown, count_launches, kind_of
+from flame_train.tools.bench.timing import breakdown, count_launches, kind_of
 
 
 @pytest.fixture
