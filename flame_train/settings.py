@@ -153,11 +153,7 @@ class Table(Mapping[str, type[E]], Generic[E]):
 
 
 def entries_in(package: str, kind: type[E]) -> list[type[E]]:
-    """Returns every subclass of `kind` with a `name`, from all modules below `package`, in the order of modules and
-    lines.
-
-    So an entry needs its file only; no list names it. Raises TypeError for one that lacks a method of its interface.
-    """
+    """Returns every subclass of `kind` with a `name` below `package`, so that an entry needs its file only."""
     prefix = f"{package}."
     for module in sorted(pkgutil.walk_packages(sys.modules[package].__path__, prefix), key=lambda module: module.name):
         importlib.import_module(module.name)

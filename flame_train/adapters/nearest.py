@@ -44,10 +44,7 @@ class Truncated:
 
 
 def truncate(factors: LoraFactors, want: Truncation) -> Truncated:
-    """Returns the LoRA nearest to another one, with its alpha / rank.
-
-    One of no higher rank than wanted stays as it is.
-    """
+    """Returns the LoRA nearest to another one, with its alpha / rank; one of no higher rank than wanted stays."""
     left, s, right = _of_product(factors)
     left_out = _norms_left_out(s) * abs(factors.scale)
     rank = want.of(left_out)

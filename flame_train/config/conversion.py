@@ -95,10 +95,7 @@ class Conversion:
 
 
 def convert(program: Program, source: Source, lacking: Collection[str] = ()) -> Conversion:
-    """Returns what `source`, a config of `program`, says in our keys.
-
-    `lacking` are keys that mean nothing to its family.
-    """
+    """Returns what `source`, a config of `program`, says in our keys; `lacking` ones mean nothing to its family."""
     conversion = Conversion(program.name, notes=list(source.notes), needless=dict(source.idle))
     table, used = program.table(), set[str]()
     if source.settings:  # a file of sets alone says nothing about training

@@ -62,10 +62,7 @@ def short(values: Mapping[str, Any], title: str, must: Collection[str], notes: I
 
 
 def resolved(config: Config) -> str:
-    """Returns every key of `config` that means something, defaults filled in.
-
-    The same config always gives the same text.
-    """
+    """Returns every key of `config` that means something, defaults filled in: the same text for the same config."""
     lines = [f"format = {FORMAT}"]
     values = flat(config)
     for section in sections():
@@ -76,10 +73,7 @@ def resolved(config: Config) -> str:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Returns each value by its path, `section.name`, in the order of the schema.
-
-    Keys of other choices are left out.
-    """
+    """Returns each value by its path, in the order of the schema; keys of other choices are left out."""
     return {
         path: getattr(getattr(config, key.section), key.name)
         for path, key in keys().items()

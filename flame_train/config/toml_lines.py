@@ -171,10 +171,7 @@ _LONG_NUMBER: Final = re.compile(r"\b\w{1000,}\b")
 
 
 def toml_error(reason: str, name: str, text: str) -> str:
-    """Returns the message for a `text` that `tomllib` refused for this `reason`; `name` is the file's.
-
-    It names line and column, and cites the line.
-    """
+    """Returns the message for a `text` that `tomllib` refused for this `reason`: line, column, and the line itself."""
     place = _PLACE.search(reason)
     if place is None:  # Python's limit on the digits of a number
         huge = _LONG_NUMBER.search(text)

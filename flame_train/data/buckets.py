@@ -112,10 +112,7 @@ class BucketRule:
         return tuple(sorted(sizes))
 
     def assign(self, size: Size) -> Placement:
-        """Returns the image's bucket, scale and crop; a pure function of its size.
-
-        Raises DataError (without a file's name) if the image is smaller than the smallest bucket.
-        """
+        """Returns the image's bucket, scale and crop, a pure function of its size. DataError if it is too small."""
         height, width = size
         if height < 1 or width < 1:
             raise ValueError(f"an image's sides must be positive, got {size}")

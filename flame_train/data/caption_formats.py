@@ -98,10 +98,7 @@ def one_line(text: str) -> str:
 
 
 def read_captions(path: Path | str, name: str | None = None, *, lines: bool = False) -> tuple[str, ...]:
-    """Returns the captions in a text file: one, or with `lines` one a line that is not blank; "" for white space alone.
-
-    Raises DataError beginning with `name`.
-    """
+    """Returns a file's captions: one, or with `lines` one a line that is not blank. DataError beginning with `name`."""
     label = name if name is not None else shown(path)
     text = decode_text(read_bytes(path, limit=MAX_CAPTION_BYTES, name=label), label)
     if not lines:

@@ -39,10 +39,7 @@ class CaptionKeys(Section):
     variants: int = field(8, "texts of an image that are encoded at most, where they vary", ge=1, le=10_000)
 
     def texts(self, captions: Sequence[str]) -> tuple[str, ...]:
-        """Returns the pool of texts of an image with these captions, each once.
-
-        Raises DataError for a wrong wildcard.
-        """
+        """Returns the pool of texts of an image with these captions, each once. DataError for a wrong wildcard."""
         texts = dict.fromkeys(self._varied(captions))
         return tuple(texts)[: self.variants]
 

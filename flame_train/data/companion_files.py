@@ -56,10 +56,7 @@ def mask_names(files: Sequence[str]) -> dict[str, str]:
 
 
 def masks_in(folder: Path) -> dict[str, str]:
-    """Returns the masks in a folder of masks, by their path without ending.
-
-    Those may be named as `mask_names` has them.
-    """
+    """Returns the masks in a folder of masks, named as `mask_names` has them, by their path without ending."""
     masks = {}
     for key in list_files(folder, "data.mask_folder").files:
         stem = os.path.splitext(key)[0]
@@ -145,10 +142,7 @@ class ControlFolder:
         self._same = matcher(self._keys)
 
     def key_for(self, image: str) -> str:
-        """Returns the control image of an image, both as paths below their folders.
-
-        Raises DataError unless there is one.
-        """
+        """Returns an image's control image, both as paths below their folders. DataError unless there is one."""
         stem = self._same(os.path.splitext(image)[0])
         keys = self._keys.get(stem, [])
         if len(keys) == 1:

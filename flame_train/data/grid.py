@@ -93,10 +93,7 @@ def grid(images: Sequence[Pixels], gap: int = _GAP) -> Pixels:
 
 
 def places(sheet: tuple[int, int], count: int, gap: int = _GAP) -> tuple[tuple[int, int, int, int], ...]:
-    """Returns where `grid` puts `count` images on a sheet (height, width): top, left, height and width of each place.
-
-    None of them if no grid of so many images has that size.
-    """
+    """Returns top, left, height and width of each of `count` images on a sheet; none if no grid has that size."""
     columns, rows = _columns_and_rows(count)
     height, width = sheet[0] + gap, sheet[1] + gap
     if count == 0 or height % rows or width % columns or min(height // rows, width // columns) <= gap:

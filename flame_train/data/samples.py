@@ -114,10 +114,7 @@ class Samples:
         return any(own.loss_weight != 1.0 for own in self.sets)
 
     def loss_weight_shape(self, latent: tuple[int, int, int]) -> tuple[int, int, int] | None:
-        """Returns the shape of a sample's weights for latents (h, w, Z): all samples have some if any has.
-
-        None: none has.
-        """
+        """Returns the shape of weights for latents (h, w, Z); all samples have some, or None if none has."""
         if self.masked:
             return *latent[:2], 1
         return (1, 1, 1) if self.weighted else None

@@ -205,10 +205,7 @@ def open_folder(place: Location) -> OpenFolder:
 
 @contextmanager
 def folder_below(folder: Path, *names: str, make: bool = False) -> Iterator[OpenFolder]:
-    """Opens the folder of these names, one in another, below `folder`: each held, none a link. Raises OSError.
-
-    `make`: those that are not there are made.
-    """
+    """Opens the folder of these names below `folder`, each held, none a link; `make` makes them. Raises OSError."""
     with ExitStack() as opened:
         held = opened.enter_context(OpenFolder.open(folder))
         for name in names:

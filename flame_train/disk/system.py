@@ -51,10 +51,7 @@ _TAKEN: Final = (errno.EACCES, errno.EDEADLK)  # what msvcrt says of bytes that 
 
 
 def lock(descriptor: int, *, shared: bool = False) -> None:
-    """Lock an open file, without waiting, until its descriptor is closed.
-
-    Raises BlockingIOError where another descriptor has a lock that forbids it, another OSError where there are none.
-    """
+    """Locks an open file until its descriptor is closed. BlockingIOError where another has it, else OSError."""
     if _FCNTL is not None:
         kind: int = _FCNTL.LOCK_SH if shared else _FCNTL.LOCK_EX
         _FCNTL.flock(descriptor, kind | _FCNTL.LOCK_NB)

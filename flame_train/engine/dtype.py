@@ -66,10 +66,7 @@ def as_array(value: Array) -> Array:
 
 
 def promote(dtypes: Iterable[DType]) -> DType | None:
-    """Returns the result dtype of the floating ones among `dtypes`; None if there is none.
-
-    The wider one; fp32 where two are equally wide.
-    """
+    """Returns the wider of the floating ones among `dtypes`, fp32 where two are equally wide; None if there is none."""
     floats = [d for d in dtypes if d in FLOATS]
     if not floats:
         return None
@@ -88,10 +85,7 @@ def promote_floats(dtypes: Iterable[DType]) -> DType:
 
 
 def result_type(arrays: Iterable[Array]) -> DType | None:
-    """Returns the floating dtype `arrays` promote to; None if none is floating. As torch.result_type.
-
-    A 0-d array widens no other: it counts only where all floating arrays are 0-d.
-    """
+    """Returns the floating dtype `arrays` promote to, or None; 0-d ones widen no other. As torch.result_type."""
     floats = [a for a in arrays if a.dtype in FLOATS]
     return promote([a.dtype for a in floats if a.ndim] or [a.dtype for a in floats])
 

@@ -22,16 +22,10 @@ class OpHook(Protocol):
     """Observes every op that runs: timing, NaN hunting, memory. Costs nothing while none is set."""
 
     def before(self, op: str, phase: str, arrays: list[Array]) -> None:
-        """Called before op `op` runs on `arrays`.
-
-        `phase` is "forward" or "backward"; "body" announces a composite, whose ops then report themselves.
-        """
+        """Hears of op `op` before it runs on `arrays`; `phase` is "forward", "backward", or "body" for a composite."""
 
     def after(self, op: str, phase: str, arrays: list[Array]) -> None:
-        """Called with the arrays the op produced.
-
-        Forward these are its outputs and the values it computed for its gradients, backward its inputs' gradients.
-        """
+        """Hears of what the op made: outputs and saved values forward, its inputs' gradients backward."""
 
 
 class NodeWatch(Protocol):
@@ -141,19 +135,13 @@ def gpu_number(device: str) -> int | None:
 
 
 def set_default_device(name: str) -> None:
-    """New tensors are made on `name` from here on, in this thread, unless a device is given.
-
-    Raises `ValueError` for what names no device. Whether it is there is seen when it is used.
-    """
+    """Makes new tensors on `name` in this thread, unless a device is given. ValueError for what names no device."""
     gpu_number(name)
     set_mode(device=name)
 
 
 def set_default_dtype(dtype: str | DType) -> None:
-    """New tensors of numbers with a point have `dtype` from here on, in this thread, unless one is given.
-
-    Raises `TypeError` for a dtype that is not floating.
-    """
+    """Makes new floating tensors in `dtype` in this thread, unless one is given. TypeError for no floating dtype."""
     found = as_dtype(dtype)
     if not is_float(found):
         raise TypeError(f"set_default_dtype: expected a floating dtype, got {found.name}")

@@ -15,10 +15,7 @@ _MANY = 1024  # from so many fp32 numbers on, NumPy's one-by-one summation is to
 
 
 def unbroadcast(xp: Namespace, g: Array, shape: tuple[int, ...], dtype: DType) -> Array:
-    """`g` summed over the axes along which an input of `shape` was broadcast, in the input's dtype.
-
-    Raises `ShapeError` if `shape` does not broadcast to that of `g`.
-    """
+    """Returns `g` summed to the dtype and `shape` that was broadcast. ShapeError if that does not broadcast to `g`."""
     if g.shape != shape:
         work = compute_dtype(g.dtype)
         if g.ndim > len(shape):

@@ -103,10 +103,7 @@ def read_header(path: Path, mapped: Any, end: int) -> Header:
 
 
 def parse_header(text: bytes) -> Header:
-    """Parse a header alone, tensor by tensor: for a file whose data is elsewhere, and to say what is wrong with one.
-
-    Raises HeaderError.
-    """
+    """Parses a header alone, to say what is wrong with one, or for data elsewhere. Raises HeaderError."""
     if not text.startswith(b"{"):
         raise HeaderError("the header does not begin with '{'")
     if len(text) > _MAX_PARSED:

@@ -111,10 +111,7 @@ class Fit:
 
 
 def fit(sources: Mapping[str, Source], shapes: Mapping[str, Shape], expected: Mapping[str, Shape]) -> Fit:
-    """Compare with the model's names and shapes; a linear and a 1x1 convolution may stand for each other.
-
-    `shapes` are those of the file, `expected` those of the model by native name.
-    """
+    """Compares `shapes` of the file with `expected` by native name; a linear and a 1x1 convolution may swap."""
     fitting: dict[str, Source] = {}
     misshaped: list[tuple[str, Shape, Shape | None]] = []
     for name, source in sources.items():

@@ -119,10 +119,7 @@ def is_sign(name: str) -> bool:
 
 
 def refuse_links(folder: OpenFolder, lora: str = "lora") -> None:
-    """Raises OutputError, before anything is written, where something else has the name of what a run owns.
-
-    `lora` is the name of its result without the ending.
-    """
+    """Raises OutputError, before writing, where something else has a name that a run owns; `lora` is its result's."""
     results = re.compile(_LORA.format(re.escape(lora)))
     for name in folder.names():
         if _FILES.fullmatch(name) or results.fullmatch(name):

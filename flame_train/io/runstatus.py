@@ -74,21 +74,14 @@ def read_status(folder: OpenFolder) -> dict[str, Any]:
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """Returns the status of the run in the folder `path`, without a "running" that is not so: that is "interrupted"
-    then.
-
-    Nothing is written. Raises OSError where there is no such folder, OutputError where its status cannot be read.
-    """
+    """Returns the status in the folder `path`, "interrupted" for a dead "running". Raises OSError or OutputError."""
     with OpenFolder.open(path) as folder:
         status = read_status(folder)
         return status if is_locked(folder) else mark_dead(status)
 
 
 def mend_status(path: Path) -> None:
-    """Has the status of a run whose process was killed say so, whatever comes of the command that asks for this.
-
-    A folder that is not there, in use or not to be written to is left as it is.
-    """
+    """Has the status of a killed run say so; a folder that is not there, in use or read-only is left."""
     with contextlib.suppress(OSError, OutputError), OpenFolder.open(path) as folder:
         status = read_status(folder)
         if status.get("state") != "running" or "pid" not in status:

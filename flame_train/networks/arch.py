@@ -26,20 +26,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def shape_of(network: str, kind: str, shapes: Shapes, name: str) -> tuple[int, ...]:
-    """Returns the shape of a tensor.
-
-    Raises ModelFileError, for the `network` that is not of this `kind`, if it is missing.
-    """
+    """Returns the shape of a tensor. ModelFileError, for the `network` that is not of this `kind`, if it is missing."""
     if name not in shapes:
         raise ModelFileError(f"{network}: expected a tensor {name}, which is missing: this is not {kind}")
     return shapes[name]
 
 
 def shape_of_encoder(kind: str, shapes: Shapes, name: str, dims: int) -> tuple[int, ...]:
-    """Returns the shape of a text encoder's tensor.
-
-    Raises ModelFileError if it is missing or has another number of dims.
-    """
+    """Returns the shape of a text encoder's tensor. ModelFileError if it is missing or has other dims."""
     if len(shapes.get(name, ())) != dims:
         shape = shapes.get(name, "none")
         raise ModelFileError(

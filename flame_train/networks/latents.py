@@ -102,10 +102,7 @@ def unpatched(x_BHWC: Tensor, side: int) -> Tensor:
 
 
 def statistic(stated: Stated, key: str, usual: tuple[float, ...]) -> tuple[float, ...]:
-    """Returns a number of each channel of latents, as a folder states it.
-
-    Raises ModelFileError for another list than that.
-    """
+    """Returns a number of each channel of latents, as a folder states it. ModelFileError for another list."""
     numbers = stated.values.get(key, list(usual))
     if (
         not isinstance(numbers, list)

@@ -45,10 +45,7 @@ def published_axes(head_dim: int) -> tuple[int, int, int]:
 def stated_axes(
     stated: object, head_dim: int, usual: Callable[[int], tuple[int, int, int]] = published_axes
 ) -> tuple[int, int, int]:
-    """Returns the axes that a folder states, where they are three even numbers that make a head.
-
-    Else the `usual` ones.
-    """
+    """Returns the axes that a folder states, where they are three even numbers that make a head, else `usual`."""
     if (
         isinstance(stated, list)
         and len(stated) == 3

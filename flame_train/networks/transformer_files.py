@@ -46,16 +46,10 @@ def transformer_layouts(
 def component_of_table(
     single_file: str, diffusers: str, table: Callable[[], KeyMap], unused: str = r"(?!)"
 ) -> Component:
-    """Returns the transformer in both layouts, for a table that serves any depth.
-
-    The rest as `transformer_layouts` has it.
-    """
+    """Returns the transformer in both layouts, as `transformer_layouts`, for a table that serves any depth."""
     return transformer_component(*transformer_layouts(single_file, diffusers, lambda _: table()), unused=unused)
 
 
 def lora_component(modules: Modules, *flat: str) -> LoraComponent:
-    """Returns the transformer as LoRA files speak of it.
-
-    `flat` are prefixes of flattened names but kohya's and LyCORIS's.
-    """
+    """Returns the transformer of LoRA files; `flat` are prefixes of flattened names but kohya's and LyCORIS's."""
     return LoraComponent("transformer", "lora_unet", modules, LORA_PREFIXES, (*flat, "lycoris"))

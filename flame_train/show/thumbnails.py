@@ -94,10 +94,7 @@ SIDE: Final = 320
 
 
 def write_controls(folder: RunFolder, images_of: Sequence[Sequence[Path]]) -> None:
-    """Writes the control images of each prompt, given by their files; nothing where there are none.
-
-    What fails costs a warning.
-    """
+    """Writes the control images of each prompt, given by their files, if any; what fails costs a warning."""
     if not any(images_of):
         return
     try:

@@ -99,10 +99,7 @@ def ending(value: Any, source: Source) -> Any:
 
 
 def side(value: Any, source: Source) -> Any:
-    """Returns a resolution in any form: 1024, "1024", "1024,1024", "768x1344" or [1024, 1024].
-
-    Ours is a square's side.
-    """
+    """Returns a square's side for a resolution in any form: 1024, "1024", "1024,1024", "768x1344" or [1024, 1024]."""
     sides = sides_of(value)
     if not sides:
         return Lost("expected a number of pixels")
@@ -120,10 +117,7 @@ def sides_of(value: Any) -> list[int]:
 
 
 def number(value: Any) -> Any:
-    """Returns a number that is written as text, such as "1e-4".
-
-    Anything else as it is, also nan and what is beyond 1e100.
-    """
+    """Returns a number that is written as text, such as "1e-4"; anything else as it is, nan and beyond 1e100 too."""
     if not isinstance(value, str):
         return value
     for kind in (int, float):

@@ -189,10 +189,7 @@ class Reading:
         return f"{self.file}:{self.lines.get(path, 1)}"
 
     def flat(self, tree: Tree, at: tuple[str, ...] = (), whole: Sequence[str] = ()) -> dict[str, Setting]:
-        """Returns the settings in `tree`, which lies `at` a path, by dotted names.
-
-        The tables `whole` are values themselves.
-        """
+        """Returns the settings in `tree`, `at` a path, by dotted names; the tables `whole` are values themselves."""
         if not isinstance(tree, Mapping):
             raise ConfigError(f"{self.place(at)}: expected a table of settings, got {type(tree).__name__}")
         settings: dict[str, Setting] = {}

@@ -274,10 +274,7 @@ class FlatParameters:
 
 
 def named_parameters(parameters: Named) -> list[tuple[str, Tensor]]:
-    """`parameters` as (name, tensor) pairs.
-
-    A Tensor without a given name gets its `.name`, or else its index; the second of a name gets "name.2", and so on.
-    """
+    """Returns (name, tensor) pairs; a Tensor without a name has its `.name` or index, the second of a name "name.2"."""
     if isinstance(parameters, Mapping):
         return list(parameters.items())
     pairs: list[tuple[str, Tensor]] = []

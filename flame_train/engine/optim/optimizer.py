@@ -176,10 +176,7 @@ class Optimizer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the values are those for sampling or saving: the moving average, or what the rule says of them.
-
-        Where there is neither they are unchanged.
-        """
+        """Has the values be those for sampling or saving: the moving average, the rule's, or as they are."""
         arena, rule = self.arena, self.transforms[-1]
         if self.average is None and not isinstance(rule, EvaluatedRule):
             yield

@@ -142,10 +142,7 @@ class Family(ABC):
         return self.assemble(parts, opening)
 
     def distilled(self, base: Path) -> str:
-        """Says why this checkpoint is taken for one distilled to few steps; empty: it is not.
-
-        Its name and its folder tell where its tensors are those of the model that it was distilled from.
-        """
+        """Says why this checkpoint is taken for a distilled one, by its name and folder; empty: it is not."""
         return ""
 
     def refuse_distilled(self, base: Path, model: ModelSection) -> None:

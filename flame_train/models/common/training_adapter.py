@@ -74,10 +74,7 @@ class _Updated(Unchanged):
 
 
 def with_adapter(part: Part, file: Path, names: LoraFamily) -> AdaptedPart:
-    """Returns the network with an adapter of this family added.
-
-    Raises ModelFileError if they do not belong together.
-    """
+    """Returns the network with an adapter of this family added. ModelFileError if they do not belong together."""
     state = from_file(file, names).state
     modules = state.get(part.component, {})
     misfits = [m for m, f in modules.items() if not f.fits(part.shapes.get(f"{m}.weight", ()))]

@@ -24,10 +24,7 @@ class DoubleSingleArch(TransformerArch):
 
 
 def block_sizes(shape: Callable[[Shapes, str], tuple[int, ...]], shapes: Shapes) -> dict[str, int]:
-    """Returns the sizes that names and shapes of the blocks tell, by field.
-
-    `shape` raises for a tensor that is missing.
-    """
+    """Returns the sizes that names and shapes of the blocks tell, by field; `shape` raises for a missing tensor."""
     return {
         "width": shape(shapes, "img_in.weight")[0],
         "depth": block_count(shapes, "double_blocks"),
@@ -47,9 +44,6 @@ def axes_of(head_dim: int) -> tuple[int, int, int]:
 
 
 def position_angles(head_dim: int, text: int, grids: Grids) -> Angles:
-    """Returns the angle by which each value of a head is rotated at each token, fp64 (S, E).
-
-    Text stands at the origin.
-    """
+    """Returns the angle by which each value of a head is rotated at each token, fp64 (S, E); text is at the origin."""
     images = [grid(*size, image=number) for number, size in enumerate(grids)]
     return rope_angles(np.concatenate([np.zeros((text, 3)), *images]), axes_of(head_dim), _THETA)

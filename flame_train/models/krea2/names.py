@@ -84,10 +84,7 @@ def base_modules() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def lora_family() -> LoraFamily:
-    """Returns how LoRA files of Krea 2 name their modules.
-
-    ai-toolkit's first files have native paths below `base_model.model.`.
-    """
+    """Returns how LoRA files of Krea 2 name modules; ai-toolkit's first have native paths below `base_model.model.`."""
     modules = modules_by_table(base_modules(), transformer_to_diffusers())
     return LoraFamily(
         name="krea2",

@@ -90,10 +90,7 @@ def _linears(depth: int = 30, refiners: int = 2) -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def lora_family() -> LoraFamily:
-    """Returns how LoRA files of Z-Image name their modules.
-
-    ComfyUI reads diffusers' paths below its own prefix too, as ai-toolkit writes them.
-    """
+    """Returns how LoRA files of Z-Image name modules; ComfyUI reads diffusers' paths below its prefix too."""
     modules = modules_by_table(base_modules(), transformer_to_diffusers())
     return LoraFamily(
         name="zimage",

@@ -159,10 +159,7 @@ def qwen_vae_from_wan(levels: int = 4, blocks: int = 2) -> KeyMap:
 
 
 def nested_vae_from_diffusers(levels: int = 5, blocks: int = 2) -> KeyMap:
-    """Returns the table for Qwen-Image 2.1's VAE, in which every resolution is a block of its own.
-
-    `blocks` is not needed.
-    """
+    """Returns the table for Qwen-Image 2.1's VAE, each resolution a block of its own, without need of `blocks`."""
     places = []
     for level in range(levels):
         down, up = f"encoder.down_blocks.{level}", f"decoder.up_blocks.{levels - 1 - level}"

@@ -97,10 +97,7 @@ class FittedPlan:
 
 
 def fit_budget(plan: Plan, cards: Cards, budget: int) -> FittedPlan:
-    """Returns the fastest settings that the config leaves open and whose run takes at most `budget` bytes.
-
-    Raises ConfigError where none does, with the smallest peak that was found.
-    """
+    """Returns the fastest settings left open whose run takes at most `budget` bytes. ConfigError where none does."""
     candidates = Candidates(plan, cards)
     pools = room = float(pool_bytes(budget))
     tried: PredictedMemory | None = None

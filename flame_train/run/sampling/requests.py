@@ -102,19 +102,13 @@ def requests(
 
 
 def read_requests(sample: SampleSection, resolution: int, model: Model) -> tuple[Request, ...]:
-    """Reads the control images that prompts name, and returns the images of a section with these.
-
-    Raises ConfigError for all files that cannot be used.
-    """
+    """Reads the control images of prompts; returns a section's images with them. ConfigError for all bad files."""
     files = control_files(requests(sample, resolution, model), model, resolution)
     return requests(sample, resolution, model, files)
 
 
 def control_files(images: Iterable[Request], model: Model, resolution: int) -> dict[str, Control]:
-    """Decodes the control images that requests name, and returns them by path.
-
-    Raises ConfigError for all that cannot be used.
-    """
+    """Decodes the control images that requests name, by path. ConfigError for all that cannot be used."""
     controls: dict[str, Control] = {}
     wrong: dict[str, None] = {}
     for request in images:

@@ -45,10 +45,7 @@ from flame_train.training.validation import HeldOut, Validator
 def load_networks(
     plan: Plan, session: Session, initial: Mapping[str, Factors] = MappingProxyType({}), earlier: int = 0
 ) -> tuple[Denoiser, Attached, State]:
-    """Loads the network, attaches its adapters, and makes the state of a fresh run.
-
-    The adapters begin with `initial`. The optimizer's state has seen `earlier` updates before this run.
-    """
+    """Loads the network with adapters, begun with `initial`, and a fresh state that has seen `earlier` updates."""
     c = plan.config
     denoiser = load_denoiser(plan, session.device)
     attached = attach(

@@ -43,10 +43,7 @@ def kept_order(shape: Shape, strides: Shape, itemsize: int) -> Shape:
 
 @lru_cache(maxsize=8192)
 def reshaped(shape: Shape, strides: Shape, itemsize: int, wanted: Shape) -> tuple[Shape, Shape | None]:
-    """Returns the new shape, its -1 filled in, and the strides of a view of it; None where only a copy can have it.
-
-    Raises ValueError where the numbers of elements differ.
-    """
+    """Returns the new shape and a view's strides; None where only a copy can have it. ValueError for other counts."""
     size = math.prod(shape)
     if -1 in wanted:
         rest = math.prod(n for n in wanted if n != -1)

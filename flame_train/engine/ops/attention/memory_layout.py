@@ -35,10 +35,7 @@ def placed(arrays: Iterable[Array]) -> list[Any]:
 
 
 def like_rows(k: Launcher, x: Array, width: int | None = None) -> Array:
-    """Memory for (B, H, L, E) laid out as (B, L, H, E), so that merging the heads copies nothing.
-
-    E is `width` if given.
-    """
+    """Returns memory for (B, H, L, E), or `width`, laid out as (B, L, H, E), so that merging heads copies nothing."""
     b, h, length, e = x.shape
     return k.empty((b, length, h, width or e), x.dtype).transpose(0, 2, 1, 3)
 

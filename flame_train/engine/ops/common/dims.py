@@ -16,10 +16,7 @@ Shape = tuple[int, ...]
 
 
 def axis(dim: int, ndim: int, op: str) -> int:
-    """`dim` counted from the front; a 0-d tensor has dims 0 and -1.
-
-    Raises ShapeError if there is no such dim, TypeError for a bool.
-    """
+    """Returns `dim` counted from the front; a 0-d tensor has 0 and -1. Raises ShapeError, TypeError for a bool."""
     if isinstance(dim, (bool, np.bool_)):
         raise TypeError(f"{op}: expected a whole number for the dim, got {dim}")
     if not -max(ndim, 1) <= dim < max(ndim, 1):
@@ -40,10 +37,7 @@ def at_least(dims: int, shape: Shape, op: str) -> None:
 
 
 def axes(dim: Dims, ndim: int, op: str) -> tuple[int, ...]:
-    """Returns the dims that `dim` names, counted from the front; all of them for None and for ().
-
-    Raises ShapeError for a dim that does not exist or is named twice.
-    """
+    """Returns the dims that `dim` names from the front, all for None and (). ShapeError for a wrong or repeated one."""
     given = (dim,) if isinstance(dim, (int, np.integer, np.bool_)) else tuple(dim or range(ndim))
     found = tuple(axis(d, ndim, op) for d in given)
     if len(set(found)) != len(found):

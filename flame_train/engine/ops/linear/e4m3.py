@@ -33,10 +33,7 @@ def factors(scales: Array, dtype: DType) -> Array:
 
 
 def encoded(xp: Namespace, x: Array) -> tuple[Array, Array]:
-    """x (..., C), fp32 or fp64, as e4m3 data (..., C), rounded to nearest, ties to even, and factors (...).
-
-    The factor of a row that holds NaN or infinity is NaN.
-    """
+    """Returns x (..., C) as e4m3, rounded to nearest even, and factors (...), NaN where a row is not finite."""
     exponents, finite = _exponents(xp, x)
     y = xp.where(finite[..., None], x, 0) * xp.ldexp(xp.ones_like(x[..., :1]), -exponents[..., None])
     binade = xp.maximum(xp.where(y == 0, -6, xp.frexp(xp.abs(y))[1] - 1), -6)

@@ -23,10 +23,7 @@ def decoded(xp: Namespace, data: Array, dtype: DType) -> Array:
 
 
 def encoded(xp: Namespace, x: Array) -> tuple[Array, Array]:
-    """x (..., C), fp32 or fp64, as whole numbers (..., C), int8, and factors (...).
-
-    The factor of a row that holds NaN or infinity is NaN.
-    """
+    """Returns x (..., C) as int8, and factors (...), NaN where a row is not finite."""
     largest = xp.max(xp.abs(x), axis=-1) if x.shape[-1] else xp.zeros(x.shape[:-1], x.dtype)
     finite = xp.isfinite(largest)
     most = x.dtype.type(_MOST)
