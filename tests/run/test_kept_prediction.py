@@ -78,7 +78,7 @@ def test_what_decides_the_memory_makes_it_anew(
         return plan()
 
     def by_other_code() -> Plan:
-        monkeypatch.setattr("flame_train.__version__", "99")
+        monkeypatch.setattr(kept_prediction, "__version__", "99")
         return plan()
 
     variants: list[tuple[Callable[[], Plan], Gpu, int]] = [

@@ -34,15 +34,16 @@ class LoadedParts:
 
     Args:
         module: the network.
+        layers: the layer of each of its weights, in order.
         backend: the device that it is filled on.
         mover: takes the parts; None: all stay.
     """
 
-    def __init__(self, module: Any, backend: Backend, mover: OffloadOnLoad | None) -> None:
+    def __init__(self, module: Any, layers: Sequence[Module], backend: Backend, mover: OffloadOnLoad | None) -> None:
         self._module, self._backend, self._mover = module, backend, mover
         parts = () if mover is None else mover.parts
         inside = {id(layer): part for part in parts for _, layer in part.named_modules()}
-        owners = [inside.get(id(layer)) for _, layer, _, _ in module.named_specs()]
+        owners = [inside.get(id(layer)) for layer in layers]
         self._ends = {id(part): place for place, part in enumerate(owners) if part is not None}
         self._parts = {self._ends[id(part)]: part for part in parts if id(part) in self._ends}
         self._groups: dict[int, list[Sequence[Any]]] = {}  # by part
@@ -148,8 +149,9 @@ def load(
     check_shapes(module.shapes(), source.shapes, what)
     if storage is not None:
         storage.check(device, dtype)
-    filling = _Filling(module, get_backend(device), as_dtype(dtype), check_finite, storage, mover)
-    for name, part, attr, spec in module.named_specs():
+    specs = list(module.named_specs())
+    filling = _Filling(module, specs, get_backend(device), as_dtype(dtype), check_finite, storage, mover)
+    for name, part, attr, spec in specs:
         if filling.packs(part, attr) and (kept := _kept_nf4(source, name, spec, storage, device)) is not None:
             filling.take_kept(part, attr, kept)
         else:
@@ -168,6 +170,7 @@ class _Filling:
 
     Args:
         module, check_finite, storage, mover: as in `load`.
+        specs: what the module declares.
         backend: the device.
         dtype: of weights that declare none.
     """
@@ -175,6 +178,7 @@ class _Filling:
     def __init__(
         self,
         module: Module,
+        specs: Sequence[tuple[str, Module, str, ParamSpec]],
         backend: Backend,
         dtype: DType,
         check_finite: bool,
@@ -182,9 +186,9 @@ class _Filling:
         mover: OffloadOnLoad | None,
     ) -> None:
         self._backend, self._dtype, self._check_finite, self._storage = backend, dtype, check_finite, storage
-        self._names = [name for name, *_ in module.named_specs()]
+        self._names = [name for name, *_ in specs]
         self._packed = {} if storage is None else module.quantizable()
-        self._completion = LoadedParts(module, backend, mover)
+        self._completion = LoadedParts(module, [layer for _, layer, *_ in specs], backend, mover)
         self._flags = NonFiniteFlags(backend, len(self._names))  # read at the end: nothing waits for the device before
         self._under_way = deque[tuple[int, Callable[[], None]]]()  # bytes, and what puts the weight into the module
         self._place = self._bytes = 0
@@ -258,7 +262,7 @@ def allocate(
     """
     backend, specs = get_backend(device), list(module.named_specs())
     packed = {} if storage is None else module.quantizable()
-    completion = LoadedParts(module, backend, mover)
+    completion = LoadedParts(module, [layer for _, layer, *_ in specs], backend, mover)
     for place, (_, part, attr, spec) in enumerate(specs):
         four = len(spec.shape) == 4
         made = backend.empty(

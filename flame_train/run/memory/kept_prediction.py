@@ -1,7 +1,7 @@
 """Predictions of earlier starts: a run that is started again takes as much memory, and wants the same kernels.
 
-A prediction is kept in the user's cache folder under a hash of all that decides it: the settings, the files of the
-networks, the shapes of the samples, the GPU, and the code. A file that is damaged says nothing, and is written anew.
+A prediction is kept in the user's cache folder, under a hash of all that decides it: settings, files of the networks,
+shapes of the samples, the GPU, and the code. A file that is damaged says nothing, and is written anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 
-import flame_train
 from flame_train.data.samples import Samples
 from flame_train.disk.preflight import user_cache
 from flame_train.engine.backend.cupy_calls import CupyCall, Pattern
@@ -27,6 +26,7 @@ from flame_train.io.json_values import read_checked, write_checked
 from flame_train.models.common.model import Model
 from flame_train.networks.files.part import JoinedPart, Part
 from flame_train.run.plan.plan import Plan
+from flame_train.version import __version__
 
 from .prediction import PredictedMemory, predicted_memory
 
@@ -93,14 +93,14 @@ def _identity(plan: Plan, gpu: Gpu, processes: int) -> str:
 
 def _code() -> list[Any]:
     """Returns the state of every file of this package, and the versions of the libraries whose rules it follows."""
-    root = Path(flame_train.__file__).parent
+    root = Path(__file__).parents[2]
     states = [
         f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}"
         for path in sorted(root.rglob("*"))
         if path.suffix in (".py", ".cu", ".cuh", ".toml", ".json")
         for status in [path.stat()]
     ]
-    return [flame_train.__version__, np.__version__, hashlib.sha256("\n".join(states).encode()).hexdigest()]
+    return [__version__, np.__version__, hashlib.sha256("\n".join(states).encode()).hexdigest()]
 
 
 def _files(model: Model) -> Iterator[tuple[Any, ...]]:

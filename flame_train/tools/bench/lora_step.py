@@ -354,9 +354,10 @@ def randomise(
         backend: the device.
         storage, mover: as in `nn.load`.
     """
-    completion = nn.LoadedParts(module, backend, mover)
+    specs = list(module.named_specs())
+    completion = nn.LoadedParts(module, [layer for _, layer, *_ in specs], backend, mover)
     packed = {} if storage is None else module.quantizable()
-    for number, (_, part, attr, slot) in enumerate(module.named_specs()):
+    for number, (_, part, attr, slot) in enumerate(specs):
         if slot.init in ("ones", "zeros"):
             values = backend.xp.full(slot.shape, float(slot.init == "ones"), dtype)
         else:

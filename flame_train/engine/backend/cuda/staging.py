@@ -45,9 +45,10 @@ class Staging:
     @cached_property
     def _free(self) -> queue.SimpleQueue[_Buffer]:
         """The buffers that no thread fills, longest unused first."""
-        free = queue.SimpleQueue[_Buffer]()
-        for _ in range(_BUFFERS * self._threads):
-            free.put(_Buffer(self._cupy, self._chunk))
+        free, count = queue.SimpleQueue[_Buffer](), _BUFFERS * self._threads
+        held = self._cupy.cuda.alloc_pinned_memory(count * self._chunk)  # at once: the driver takes long for each
+        for host in np.frombuffer(held, np.uint8, count * self._chunk).reshape(count, self._chunk):
+            free.put(_Buffer(self._cupy, host))
         return free
 
     def begin(self, target: int, host: HostArray) -> Callable[[], None]:
@@ -95,9 +96,8 @@ def _reader(host: HostArray) -> Callable[[HostArray, int], None]:
 class _Buffer:
     """Pinned memory and the event after which it may be filled again."""
 
-    def __init__(self, cupy: Any, size: int) -> None:
-        self._runtime = cupy.cuda.runtime
-        self._host = np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
+    def __init__(self, cupy: Any, host: HostArray) -> None:
+        self._runtime, self._host = cupy.cuda.runtime, host
         self._read = cupy.cuda.Event(disable_timing=True)
 
     def send(self, fill: Callable[[HostArray, int], None], start: int, size: int, to: int, stream: Any) -> None:
