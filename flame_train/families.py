@@ -38,6 +38,12 @@ def family_data(family: str) -> Mapping[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8")) if family in FAMILY_TITLES and file.is_file() else {}
 
 
+def training_adapters(family: str) -> list[Mapping[str, str]]:
+    """Lists the published training adapters of a family: `of` which model, the `file` on the hub, and `by` whom."""
+    rows: list[Mapping[str, str]] = family_data(family).get("training_adapters", [])
+    return rows
+
+
 def with_control_images() -> str:
     """Returns the models that look at control images, as words of a message."""
     titles = (family_data(family).get("looks_at_control_images") for family in FAMILY_TITLES)

@@ -78,7 +78,7 @@ def cited(text: str) -> Iterator[str]:
     """Names of files and folders in code, and the targets of links."""
     code = re.findall(r"```.*?```", text, re.DOTALL)
     code += re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    for word in re.findall(r"(?<![\w/.$~<{*-])[\w./-]*\w/?(?![\w/*<{(]|\.\w)", " ".join(code)):
+    for word in re.findall(r"(?<![\w/.$~<{*-])[\w./-]*\w/?(?![\w/*<{(]|\.\w)", re.sub(r"\bhf:\S+", "", " ".join(code))):
         top, _, rest = word.partition("/")
         if word.startswith((".venv/", "flame_train.", "//")):  # made by a user; a module's dotted name; an address
             continue

@@ -26,7 +26,8 @@ class DroppedAdapter:
         if rng is None or not (self.chances.any or strength is not None):
             y = self.adapter(layer, x, residual)
         else:
-            y = self.adapter.dropped(layer, x, Drop(self.chances, rng, self.name, strength))
+            drop = Drop(self.chances, rng, self.name, strength, self.drops.levels)
+            y = self.adapter.dropped(layer, x, drop)
             y = y if residual is None else y + residual
         return y
 

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.config.key_rules import address_problem, checkpoint_blocks_problem, offload_problem
+from flame_train.config.key_rules import (
+    address_problem,
+    checkpoint_blocks_problem,
+    contrastive_problem,
+    contrastive_schedule_problem,
+    min_rank_problem,
+    offload_problem,
+    rank_exponent_problem,
+)
 from flame_train.config.keys import keys
 from flame_train.config.memory_budget import budget_problem
 from flame_train.config.prompts import Prompt
@@ -347,6 +355,10 @@ def checks() -> Iterator[Check]:
         yield Check((f"text_encoders.{name}", "text_encoders.train"), partial(_only_trained, name=name))
     yield Check(("output.format", "lora.kind"), _kind_in_format)
     yield Check(("lora.dropout", "lora.kind"), _dropout)
+    yield Check(("lora.min_rank", "lora.kind"), min_rank_problem)
+    yield Check(("lora.rank_exponent", "lora.min_rank"), rank_exponent_problem)
+    yield Check(("loss.contrastive_scale", "loss.guidance_scale", "preservation.kind"), contrastive_problem)
+    yield Check(("loss.contrastive_schedule", "loss.contrastive_scale"), contrastive_schedule_problem)
     yield Check(("lora.max_norm", "optimizer.name"), _max_norm)
     for path, key in keys().items():
         yield Check((path,), partial(_own_problem, path=path))

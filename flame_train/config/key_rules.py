@@ -1,8 +1,10 @@
-"""Rules of keys that no bound says: what may be an address, and what is recomputed and waits in host memory."""
+"""Rules of keys that no bound says: addresses, what is recomputed and waits in host memory, ranks, and guidance."""
 
 from __future__ import annotations
 
+from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.schema import Config
+from flame_train.diffusion.preservation import PRESERVATIONS
 from flame_train.io.addresses import is_address, is_hub_name, problem_of
 
 _HERE = ("output.dir", "data.cache", "train.continue_from")
@@ -50,3 +52,37 @@ def offload_problem(config: Config) -> str | None:
         f'expected gradient.checkpointing = "full" or "offload" with it, got "{checkpointing}": '
         "a block's weights are gone when its gradient is wanted, unless the block is recomputed"
     )
+
+
+def min_rank_problem(config: Config) -> str | None:
+    """Says what is wrong with lora.min_rank: only some kinds can leave out ranks, and they have to have as many."""
+    least, kind = config.lora.min_rank, ADAPTERS.chosen(config.lora)
+    if least and not kind.has_dropout:
+        able = " or ".join(f'"{name}"' for name, each in ADAPTERS.items() if each.has_dropout)
+        return f'expected 0 with lora.kind = "{kind.name}", whose ranks cannot be left out one by one; {able} can'
+    return f"expected at most lora.rank ({config.lora.rank}), got {least}" if least > config.lora.rank else None
+
+
+def rank_exponent_problem(config: Config) -> str | None:
+    """Says what is wrong with lora.rank_exponent."""
+    unused = config.lora.rank_exponent != 1.0 and not config.lora.min_rank
+    return "expected lora.min_rank with it, got 0, with which all ranks act at every level" if unused else None
+
+
+def contrastive_problem(config: Config) -> str | None:
+    """Says what is wrong with the scale of contrastive guidance."""
+    scale, told = config.loss.contrastive_scale, config.loss.guidance_scale
+    if scale == "off":
+        return None
+    if isinstance(scale, tuple) and scale[0] > scale[1]:
+        return f"expected the lower scale first, got {list(scale)}"
+    if PRESERVATIONS.chosen(config.preservation).instead:
+        return '"off" is expected with preservation.kind = "slider", which trains no image'
+    in_place = 'expected "off" with loss.guidance_scale, in whose place the network is told this scale'
+    return in_place if told != 1.0 else None
+
+
+def contrastive_schedule_problem(config: Config) -> str | None:
+    """Says what is wrong with loss.contrastive_schedule."""
+    idle = config.loss.contrastive_schedule != "constant" and config.loss.contrastive_scale == "off"
+    return "expected loss.contrastive_scale with it, which is off" if idle else None

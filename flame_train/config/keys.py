@@ -198,19 +198,23 @@ def _expected(info: FieldInfo) -> str:
         words = quoted[0] if len(quoted) == 1 else "one of " + ", ".join(quoted)
         numbers = [part for part in _parts(annotation) if get_origin(part) is Annotated]
         kinds = [words, *(f"{_WORDS[get_args(part)[0]]} {_limits(info)}".rstrip() for part in numbers)]
-        return " or ".join([*kinds, *(["a list of strings"] if _list_part(annotation) else [])])
+        return " or ".join([*kinds, *([_list(part)] if (part := _list_part(annotation)) else [])])
     if get_origin(annotation) is tuple:
-        arguments = get_args(annotation)
-        entry = arguments[0]
-        bounds = _limits_of(get_args(entry)[1:]) if get_origin(entry) is Annotated else ""
-        kind = get_args(entry)[0] if bounds else entry
-        if issubclass(kind, BaseModel):
-            strings = "strings, or of " if hasattr(kind, "short") else ""
-            return f"a list of {strings}tables of {', '.join(kind.model_fields)}"
-        count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
-        return f"a list of {count}{_PLURALS[kind]} {bounds}".rstrip()
+        return _list(annotation)
     assert isinstance(annotation, type)
     return f"{_WORDS[annotation]} {_limits(info)}".rstrip()
+
+
+def _list(annotation: Any) -> str:
+    arguments = get_args(annotation)
+    entry = arguments[0]
+    bounds = _limits_of(get_args(entry)[1:]) if get_origin(entry) is Annotated else ""
+    kind = get_args(entry)[0] if bounds else entry
+    if issubclass(kind, BaseModel):
+        strings = "strings, or of " if hasattr(kind, "short") else ""
+        return f"a list of {strings}tables of {', '.join(kind.model_fields)}"
+    count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
+    return f"a list of {count}{_PLURALS[kind]} {bounds}".rstrip()
 
 
 def _limits(info: FieldInfo) -> str:

@@ -33,6 +33,9 @@ from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.settings import Section, choices, field, keys_of, reserved_key
 from flame_train.text_encoders.encoder_keys import ENCODER_KEYS
 
+Scale = Annotated[float, Field(gt=1, le=100)]
+"""A scale of guidance."""
+
 FORMAT = 1
 """The number that a config file may give as `format`: raised when the meaning of keys changes."""
 
@@ -55,9 +58,17 @@ class ModelSection(Section):
     training_adapter: str = field(
         "",
         "a de-distillation adapter: a LoRA that is added to the base while it is trained, so that a distilled model "
-        "does not lose its distillation; empty: none",
+        "does not lose its distillation; samples are drawn without it; empty: none",
         place=True,
-        aka=("assistant_lora_path",),
+        aka=("assistant_lora_path", "assistant_lora"),
+    )
+    training_adapter_strength: float = field(
+        1.0, "how strongly it acts; 1: as it was trained", gt=0, le=2, aka=("assistant_lora_strength",)
+    )
+    train_distilled: bool = field(
+        False,
+        "train a distilled model as it is, and lose its few steps; a training adapter is made so",
+        aka=("disable_assistant_lora",),
     )
     prediction: Literal["epsilon", "v", "flow"] = field(
         "epsilon",
@@ -251,6 +262,17 @@ class LoraSection(Section):
     )
     rank_dropout: float = field(0.0, "share of the ranks that a step leaves out for an image", ge=0, lt=1)
     module_dropout: float = field(0.0, "share of the layers whose update a step leaves out", ge=0, lt=1)
+    min_rank: int = field(
+        0,
+        "T-LoRA (arXiv 2507.05964): so many ranks act at the noisiest level, all near the image, as its noise level "
+        "says of each sample; the file is an ordinary LoRA. 0: all act at every level",
+        ge=0,
+        le=4096,
+        aka=("tlora_min_rank",),
+    )
+    rank_exponent: float = field(
+        1.0, "how the ranks rise from lora.min_rank to all: by (1 - noise level) to this power", gt=0, le=10
+    )
     max_norm: float = field(
         0.0,
         "largest norm of a layer's update: it is made smaller after a step; 0: off",
@@ -279,6 +301,17 @@ class LossSection(Section):
     )
     guidance_scale: float = field(
         1.0, "guidance scale that the model gets in training (Flux dev)", ge=0, le=1000, aka=("guidance",)
+    )
+    contrastive_scale: Literal["off"] | Scale | tuple[Scale, Scale] = field(
+        "off",
+        "contrastive guidance, for a guidance-distilled model: the scale that it was distilled with, often 3 to 4, or "
+        "two, between which each sample gets its own; costs a forward pass without a prompt",
+        aka=("guidance_loss_target", "training_cfg_scale", "do_guidance_loss", "h3_guidance_loss_scale"),
+    )
+    contrastive_schedule: Literal["constant", "sigma"] = field(
+        "constant",
+        "that scale by noise level; sigma: 1 near the image, all of it in pure noise",
+        aka=("guidance_loss_schedule",),
     )
     min_timestep: int = field(0, "least timestep that is trained, of 1000; 0 is the image", ge=0, le=999)
     max_timestep: int = field(1000, "the timesteps below this are trained; 1000 is pure noise", ge=1, le=1000)

@@ -17,3 +17,4 @@ class Stream(IntEnum):
     PERTURBATION = 22
     PERTURBATION_STRENGTH = 23
     SIGN = 24
+    CONTRAST = 25

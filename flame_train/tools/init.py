@@ -20,7 +20,7 @@ from flame_train.config.suggest import did_you_mean
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import refuse_place
 from flame_train.errors import ConfigError
-from flame_train.families import FAMILY_TITLES, family_data
+from flame_train.families import FAMILY_TITLES, family_data, training_adapters
 
 _MUST: Final = ("model.checkpoint", "data.path", "output.dir")
 
@@ -132,6 +132,10 @@ def preset(family: str, name: str | None, card: float | None) -> Preset:
         must = tuple(common["must"])
         notes.append(f"Preset {name}, for {common['title']}. Source: {of_family['source']}.")
         notes += [f"{common['note']}."] if "note" in common else []
+        notes += [
+            f'To train on {each["of"]}: model.training_adapter = "{each["file"]}", by {each["by"]}.'
+            for each in training_adapters(family)
+        ]
         measured = [] if common.get("unmeasured") else measured
     if card is not None:
         fitting = [row for row in measured if row["gb"] <= card]

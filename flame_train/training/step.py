@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from flame_train.adapters.dropping import Drops
+from flame_train.diffusion.contrast import NO_PROMPT, Contrast
 from flame_train.diffusion.objectives import TrainingObjective
 from flame_train.diffusion.preservation import Preservation
 from flame_train.diffusion.preservation.off import Off
@@ -37,8 +38,11 @@ class Denoiser(Protocol):
     def network(self) -> nn.Module:
         """The network, whose adapters are trained."""
 
-    def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], /) -> Tensor:
-        """Gives the prediction (B, H, W, Z) for noised latents (B, H, W, Z) in the model's dtype and timesteps (B,)."""
+    def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor | None = None, /) -> Tensor:
+        """Gives the prediction (B, H, W, Z) for noised latents (B, H, W, Z) in the model's dtype and timesteps (B,).
+
+        `guidance` (B,) is what a network with such an input is told; None: what it is always told.
+        """
 
     def sample_latents(self, moments: tuple[Tensor, Tensor], noise: Tensor, /) -> Tensor:
         """Samples latents in the denoiser's scale, of mean and log variance, and noise; all fp32 (B, H, W, Z)."""
@@ -68,6 +72,8 @@ class State:
     """Bounds the adapters' updates after each step of the optimizer."""
     off: Callable[[], AbstractContextManager[None]] = nullcontext
     """A context in which the network computes without its adapters."""
+    contrast: Contrast | None = None
+    """Contrastive guidance; None: predictions are compared as they are."""
     preservation: Preservation = field(default_factory=Off)
     """What a micro-batch trains beside the loss of its images, or in its place."""
     preservation_weight: float = 1.0
@@ -120,9 +126,9 @@ class Noised:
         noised = objective.noised(latents, objective.mixed(rng, noise), t)
         return cls(denoiser, batch, rng, latents, noise, t, noised.to(dtype))
 
-    def prediction(self, text: str = "") -> Tensor:
+    def prediction(self, text: str = "", guidance: Tensor | None = None) -> Tensor:
         """Returns the denoiser's prediction for the own captions, or for further ones."""
-        return self.denoiser.denoise(self.x, self.t, self.batch.conditioning(text))
+        return self.denoiser.denoise(self.x, self.t, self.batch.conditioning(text), guidance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,28 +155,28 @@ def base_prediction(noised: Noised, off: Callable[[], AbstractContextManager[Non
 def micro(s: State, batch: Batch) -> None:
     """Runs one micro-batch: noise, forward, loss, backward. Gradients add up in the arena."""
     noised = Noised.of(s.denoiser, s.objective, s.dtype, s.seed, batch)
-    each = None
+    each, levels = None, s.objective.levels(noised.t)
     if not s.preservation.instead:
-        with s.drops.during(noised.rng):
-            each = losses_of(noised, s.objective, s.off)
+        with s.drops.during(noised.rng, levels=levels):
+            each = losses_of(noised, s.objective, s.off, s.contrast)
             _add(s, each.mean())
     if s.preservation.active:
-        preserved = _preserved(s, noised)
+        preserved = _preserved(s, noised, levels)
         each = preserved if each is None else each
     if batch.per_image_loss is not None:
         assert each is not None
         batch.per_image_loss[0] = each.data
-        batch.per_image_loss[1] = s.objective.levels(noised.t).data
+        batch.per_image_loss[1] = levels.data
 
 
-def _preserved(s: State, noised: Noised) -> Tensor:
+def _preserved(s: State, noised: Noised, levels: Tensor) -> Tensor:
     """Computes each sample's loss of the preservation, after its backward pass. Adapters leave out other parts."""
     rng, xp, signed = noised.rng, noised.rng.xp, s.preservation.per_sample_sign
     one = xp.ones((1,), np.float32)
     if signed:
         one = xp.where(rng.uniform(Stream.SIGN)[:1] < np.float32(0.5), -one, one)
     strength = Tensor(one)
-    with s.drops.during(replace(rng, samples=rng.samples + _FURTHER), strength if signed else None):
+    with s.drops.during(replace(rng, samples=rng.samples + _FURTHER), strength if signed else None, levels):
         each = s.preservation.losses(_Predictions(noised, s.off, strength))
         _add(s, each.mean() * s.preservation_weight)
     return each
@@ -183,7 +189,10 @@ def _add(s: State, loss: Tensor) -> None:
 
 
 def losses_of(
-    noised: Noised, objective: TrainingObjective, off: Callable[[], AbstractContextManager[None]] = nullcontext
+    noised: Noised,
+    objective: TrainingObjective,
+    off: Callable[[], AbstractContextManager[None]] = nullcontext,
+    contrast: Contrast | None = None,
 ) -> Tensor:
     """Computes each sample's loss (B,), fp32; `off` leaves adapters out, for samples whose target the base gives."""
     share, target = noised.batch.base_is_target(), None
@@ -191,19 +200,40 @@ def losses_of(
         base = base_prediction(noised, off)
         target = share * base + (1.0 - share) * objective.target(noised.latents, noised.noise, noised.t)
     weight = noised.batch.loss_weight()
-    return objective.losses(noised.prediction(), noised.latents, noised.noise, noised.t, weight, target)
+    prediction = noised.prediction() if contrast is None else _contrasted(noised, objective, contrast, share)
+    return objective.losses(prediction, noised.latents, noised.noise, noised.t, weight, target)
+
+
+def _contrasted(noised: Noised, objective: TrainingObjective, contrast: Contrast, share: Tensor | None) -> Tensor:
+    """Returns the prediction as contrastive guidance compares it; as it is where the base gives the target.
+
+    The pass without a prompt comes first, so that its memory is free before activations are saved.
+    """
+    scales = contrast.scales(noised.rng, objective.levels(noised.t))
+    with no_grad():
+        without = noised.prediction(NO_PROMPT, scales).float()
+    prediction = noised.prediction(guidance=scales).float()
+    compared = contrast.unguided(prediction, scales, without)
+    return compared if share is None else share * prediction + (1.0 - share) * compared
 
 
 def batch_losses(
-    denoiser: Denoiser, objective: TrainingObjective, dtype: DType, seed: int, batch: Batch, times: Tensor | None = None
+    denoiser: Denoiser,
+    objective: TrainingObjective,
+    dtype: DType,
+    seed: int,
+    batch: Batch,
+    times: Tensor | None = None,
+    contrast: Contrast | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns each sample's loss (B,), fp32, and its position in the schedule (B,).
 
     Args:
         denoiser, objective, dtype, seed, batch, times: as in `Noised.of`.
+        contrast: contrastive guidance; None: predictions are compared as they are.
     """
     noised = Noised.of(denoiser, objective, dtype, seed, batch, times)
-    return losses_of(noised, objective), noised.t
+    return losses_of(noised, objective, contrast=contrast), noised.t
 
 
 def reduce(s: State) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from flame_train.config.repeated import ValidationSection
 from flame_train.data.padding import NO_PADDINGS, Paddings, collate
+from flame_train.diffusion.contrast import Contrast
 from flame_train.diffusion.objectives import TrainingObjective
 from flame_train.distributed.group import ALONE, ProcessGroup
 from flame_train.engine import Tensor, capture, no_grad
@@ -96,6 +97,7 @@ class Validator:
         device: str,
         dtype: DType,
         group: ProcessGroup = ALONE,
+        contrast: Contrast | None = None,
     ) -> None:
         """Reads and computes nothing yet.
 
@@ -106,6 +108,7 @@ class Validator:
             timesteps: the number of bands, and of noise levels of an image.
             batch_size: images in a batch.
             group: the processes that share the batches; each learns all losses.
+            contrast: contrastive guidance, as the step has it: its loss is what training makes smaller.
 
         Raises:
             ValueError: there are no images.
@@ -114,7 +117,7 @@ class Validator:
             raise ValueError("a validation needs at least one image, got none")
         self._denoiser, self._objective, self._images = denoiser, objective, images
         self._timesteps, self._size, self._device, self._dtype = timesteps, batch_size, device, dtype
-        self._backend, self._group = get_backend(device), group
+        self._backend, self._group, self._contrast = get_backend(device), group, contrast
         self._levels = self._backend.to_device(np.zeros(batch_size, np.float32))
         self._losses = self._backend.to_device(np.zeros(batch_size, np.float32))
         self._steps: dict[Signature, tuple[Batch, Callable[[], None]]] = {}
@@ -175,7 +178,8 @@ class Validator:
     def _forward(self, batch: Batch) -> None:
         with no_grad():
             times = self._objective.at_levels(Tensor(self._levels))
-            losses, _ = batch_losses(self._denoiser, self._objective, self._dtype, SEED, batch, times)
+            given = self._objective, self._dtype, SEED, batch, times, self._contrast
+            losses, _ = batch_losses(self._denoiser, *given)
             self._losses[...] = losses.data
 
 

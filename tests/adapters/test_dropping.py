@@ -142,3 +142,34 @@ def test_the_update_is_held_to_the_largest_norm(layer, kind):
 def test_the_scale_of_rslora_is_alpha_over_the_root(layer, kind):
     attached = attach(layer, ["layer"], rank=2, alpha=2.0, seed=1, kind=ADAPTERS[kind](), scale="sqrt_rank")
     assert attached.adapters["layer"].factors().alpha == pytest.approx(2.0 * 2**0.5)
+
+
+@pytest.mark.parametrize("exponent", [1.0, 2.0])
+def test_the_noise_level_says_how_many_ranks_act(layer, exponent):
+    """T-LoRA: as PyTorch computes it for each image by itself, its last ranks cut off, forward and backward."""
+    torch = pytest.importorskip("torch")
+    x, levels, least = images(layer), np.array([0.0, 0.3, 0.74, 1.0], np.float32), 2
+    attached = put(layer, "lora", min_rank=least, rank_exponent=exponent)
+    down, up = attached.parameters()
+    plain = layer.layer(x).numpy()
+    with attached.drops.during(rng(0), levels=tensor(levels)):
+        y = layer.layer(x)
+        (y * y).sum().backward()
+    attached.detach()
+    base = torch.from_numpy(layer.layer(x).numpy())
+    a, b = (torch.from_numpy(p.numpy()).requires_grad_() for p in (down, up))
+    rows = []
+    for each, level in zip(torch.from_numpy(x.numpy()), levels, strict=True):
+        acting = int((1 - level) ** exponent * (RANK - least)) + least
+        if isinstance(layer.layer, nn.Linear):
+            low = torch.nn.functional.linear(each, a[:acting])
+        else:
+            low = torch.nn.functional.conv2d(each.permute(2, 0, 1), a[:acting], padding=1).permute(1, 2, 0)
+        rows.append(low @ b.reshape(OUT, RANK)[:, :acting].T)
+    theirs = base + torch.stack(rows)
+    theirs.square().sum().backward()
+    np.testing.assert_allclose(y.numpy(), theirs.detach().numpy(), rtol=1e-4, atol=1e-5)
+    for ours, grad in ((down, a.grad), (up, b.grad)):
+        np.testing.assert_allclose(ours.grad.numpy(), grad.numpy(), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(y.numpy()[0], plain[0], rtol=1e-4, atol=1e-5)
+    assert not np.allclose(y.numpy()[3], plain[3], atol=1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from PIL import Image
 
 from flame_train import cli
-from flame_train.io.safetensors import save_file
+from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.registry import FAMILIES
 
 Train = Callable[..., int]
 SAMPLED = (
@@ -104,3 +106,71 @@ def test_a_base_is_drawn_before_training_as_it_is_and_by_the_other_model(train_s
     assert (tmp_path / "both/samples/step-000000.png").read_bytes() != plain.read_bytes()
     assert train_small("zimage", *settings(*other, "sample.first=false", f"output.dir={tmp_path / 'no'}")) == 0
     assert [path.name for path in (tmp_path / "no/samples").iterdir()] == ["step-000003.png"]
+
+
+def trained(run: Path) -> dict[str, bytes]:
+    """Every trained tensor, and the optimizer's state."""
+    with SafetensorsFile(run / "lora.safetensors") as file:
+        return {name: file.read(name).tobytes() for name in file.names}
+
+
+def first_loss(run: Path) -> float:
+    loss = json.loads((run / "log.jsonl").read_text().splitlines()[0])["loss"]
+    assert isinstance(loss, float)
+    return loss
+
+
+def test_a_run_with_all_of_it_goes_on_to_the_same_bytes(train_small: Train, tmp_path: Path) -> None:
+    """A training adapter, contrastive guidance with a range, masked ranks, and validation of it all."""
+    file = write_adapter(tmp_path / "adapter.safetensors")
+    asked = [f"model.training_adapter={file}", "model.training_adapter_strength=0.9", "lora.min_rank=1"]
+    asked += ["lora.rank_exponent=2.0", "loss.contrastive_scale=[2.0, 4.0]", "loss.contrastive_schedule=sigma"]
+    asked += ["lora.dropout=0.1", "data.caption_dropout=0.3", "checkpoint.every=2", "train.steps=4", *SAMPLED[3:]]
+    asked += ["validation.every=2", "preservation.kind=blank"]
+    for name in ("whole", "killed"):
+        assert train_small("zimage", *settings(*asked, f"output.dir={tmp_path / name}")) == 0
+    killed = tmp_path / "killed"
+    shutil.rmtree(killed / "checkpoints/step-000004")
+    (killed / "lora.safetensors").unlink()
+    assert train_small("zimage", *settings(*asked, f"output.dir={killed}")) == 0
+    assert trained(killed) == trained(tmp_path / "whole")
+    assert validation_of(killed) == validation_of(tmp_path / "whole")
+
+
+OTHERS = (pytest.param(name, marks=pytest.mark.proof) for name in FAMILIES if name not in ("sdxl", "flux"))
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux", *OTHERS])
+def test_contrastive_guidance_trains_every_family(train_small: Train, tmp_path: Path, family: str) -> None:
+    """The scale changes the loss; one next to 1 leaves it as it is."""
+    losses = []
+    for scale in ("off", "1.000001", "4.0"):
+        more = () if scale == "off" else (f"loss.contrastive_scale={scale}",)
+        assert train_small(family, *settings(*more, "train.steps=1", f"output.dir={tmp_path / scale}")) == 0
+        losses.append(first_loss(tmp_path / scale))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[2] != losses[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["lora.min_rank=1", "lora.kind=lokr"], 'lora.min_rank: expected 0 with lora.kind = "lokr"'),
+        (["lora.min_rank=3"], "lora.min_rank: expected at most lora.rank (2), got 3"),
+        (["lora.rank_exponent=2.0"], "lora.rank_exponent: expected lora.min_rank with it"),
+        (
+            ["loss.contrastive_scale=[4.0, 3.0]"],
+            "loss.contrastive_scale: expected the lower scale first, got [4.0, 3.0]",
+        ),
+        (
+            ["loss.contrastive_scale=0.5"],
+            'loss.contrastive_scale: expected "off" or a number > 1 and <= 100 or a list of 2',
+        ),
+        (["loss.contrastive_schedule=sigma"], "loss.contrastive_schedule: expected loss.contrastive_scale with it"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    train_small: Train, capsys: pytest.CaptureFixture[str], given: list[str], words: str
+) -> None:
+    assert train_small("zimage", *settings(*given)) != 0
+    assert words in capsys.readouterr().err

@@ -96,11 +96,25 @@ def test_a_run_is_looked_at_with_the_distilled_one(train: Train, distilled: Path
     assert states[0] == states[1]
 
 
+def test_the_distilled_one_is_trained_with_an_adapter_and_drawn_without(
+    train: Train, distilled: Path, tmp_path: Path
+) -> None:
+    """It is trained as a flow, by steps of no length, and drawn as a flow map: at first as `sample.model` draws it."""
+    layer, normal = "diffusion_model.single_blocks.0.q_proj", np.random.default_rng(0).standard_normal
+    shapes = {f"{layer}.lora_A.weight": (2, 64), f"{layer}.lora_B.weight": (64, 2)}
+    save_file(tmp_path / "lora.safetensors", {name: normal(s).astype(np.float32) for name, s in shapes.items()})
+    drawn = "train.steps=2", "sample.every=2", "sample.steps=0"
+    adapted = f"model.checkpoint={distilled}", f"model.training_adapter={tmp_path / 'lora.safetensors'}"
+    for name, asked in (("base", (f"sample.model={distilled}",)), ("distilled", adapted)):
+        assert train(*options(*drawn, *asked, f"output.dir={tmp_path / name}")) == 0
+    grids = [(tmp_path / name / "samples/step-000000.png").read_bytes() for name in ("base", "distilled")]
+    assert grids[0] == grids[1]
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("model.checkpoint=DISTILLED", "is a flow map, which is told where a step goes to, so it is distilled"),
-        ("model.training_adapter=lora.safetensors", "it has no effect on FLUX.3 klein"),
+        ("model.checkpoint=DISTILLED", "is a flow map, which is told where a step goes to (no loss of one is"),
         ("text_encoders.qwen3=qwen_3_4b.safetensors", "expected Qwen3-VL-4B for FLUX.3 klein, found Qwen3-4B"),
     ],
 )
@@ -117,9 +131,6 @@ def test_what_does_not_fit_is_refused(
     monkeypatch.chdir(tmp_path)
     shapes = {"model.embed_tokens.weight": (288, 2560), "model.layers.0.self_attn.q_norm.weight": (128,)}
     save_file(tmp_path / "qwen_3_4b.safetensors", {name: np.zeros(s, np.float16) for name, s in shapes.items()})
-    layer = "diffusion_model.single_blocks.0.q_proj"
-    lora = {f"{layer}.lora_A.weight": np.zeros((2, 64)), f"{layer}.lora_B.weight": np.zeros((64, 2))}
-    save_file(tmp_path / "lora.safetensors", {name: a.astype(np.float32) for name, a in lora.items()})
     assert train(*options(setting.replace("DISTILLED", str(distilled)))) != 0
     assert words in capsys.readouterr().err
 

@@ -34,7 +34,7 @@ class ToyDenoiser:
 
     network: Toy
 
-    def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+    def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor | None = None) -> Tensor:
         return self.network(x)
 
     def sample_latents(self, moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:

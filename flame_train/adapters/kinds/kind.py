@@ -50,7 +50,7 @@ class AdapterKind(Entry):
     """How its arrays lie in LoRA files."""
 
     has_dropout: ClassVar[bool] = False
-    """Whether it has inner activations, of which `lora.dropout` zeroes some."""
+    """Whether it has inner activations, of which `lora.dropout` zeroes some, and `lora.min_rank` leaves out ranks."""
 
     def shape_problem(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str] | None:
         """A key and what is wrong with it for layers whose weights have these shapes, by name; None if nothing is."""

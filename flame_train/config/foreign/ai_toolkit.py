@@ -298,6 +298,19 @@ def kept(kind: str, prefix: str) -> Convert:
     return convert
 
 
+def guidance_loss(value: Any, source: Source) -> Any:
+    """Converts contrastive guidance, with its scale, or two of them, and the schedule."""
+    if is_off(value):
+        return NOTHING
+    scale = source.get("train.guidance_loss_target", 3.0)
+    keys: dict[str, Any] = {
+        "loss.contrastive_scale": [float(s) for s in scale] if isinstance(scale, list) else float(scale)
+    }
+    if source.get("train.guidance_loss_schedule") == "sigma":
+        keys["loss.contrastive_schedule"] = "sigma"
+    return Changed(keys, "compared without its guidance, a loss smaller by the square of the scale")
+
+
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         "training_folder": lambda v, s: f"{v}/{s.get('name')}" if s.get("name") else v,
@@ -334,6 +347,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "logging.use_wandb": lambda v, s: NOTHING if is_off(v) else s.get("logging.project_name", "ai-toolkit"),
         "train.content_or_style": content_or_style,
         "train.diff_output_preservation": kept("class", "train.diff_output_preservation"),
+        "train.do_guidance_loss": guidance_loss,
         "train.blank_prompt_preservation": kept("blank", "train.blank_prompt_preservation"),
         "model.arch": lambda v, s: True if v == "flux_kontext" else NOTHING,
         "model.is_v_pred": lambda v, s: "v" if v and s.fact("unet") else NOTHING,

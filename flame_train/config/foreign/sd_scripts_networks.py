@@ -240,9 +240,11 @@ def merged_first(value: Any, source: Source) -> Any:
     files = value if isinstance(value, list) else [value]
     factor = source.get("base_weights_multiplier")
     factors = [number(each) for each in (factor if isinstance(factor, list) else [factor])]
-    if len(files) > 1 or factors[0] not in (None, 1):
+    if len(files) > 1:
         return Lost("merge them into the checkpoint with `flame-train merge`, and train on that")
-    return Changed(files[0], "merged into the base model there, added to it while it is trained here")
+    keys = {"model.training_adapter": files[0]}
+    keys |= {} if factors[0] is None else {"model.training_adapter_strength": float(factors[0])}
+    return Changed(keys, "merged into the base model there, added to it while it is trained here")
 
 
 def rank(value: Any, source: Source) -> Any:

@@ -15,7 +15,7 @@ from flame_train.config.render import toml_value
 from flame_train.config.schema import Config, ModelSection, TextEncodersSection
 from flame_train.engine import nn
 from flame_train.errors import ConfigError
-from flame_train.families import FAMILY_TITLES
+from flame_train.families import FAMILY_TITLES, training_adapters
 from flame_train.io.hub import path_of_setting
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
@@ -138,7 +138,8 @@ class Family(ABC):
         parts |= {component: self._alone(path_of_setting(path), component) for component, path in own.items()}
         if opening.model.training_adapter:
             file = path_of_setting(opening.model.training_adapter)
-            parts[self.denoiser] = with_adapter(parts[self.denoiser], file, self._lora_names(file))
+            strength = opening.model.training_adapter_strength
+            parts[self.denoiser] = with_adapter(parts[self.denoiser], file, self._lora_names(file), strength)
         return self.assemble(parts, opening)
 
     def distilled(self, base: Path) -> str:
@@ -146,15 +147,21 @@ class Family(ABC):
         return ""
 
     def refuse_distilled(self, base: Path, model: ModelSection) -> None:
-        """Raises ConfigError for a distilled checkpoint as a base for training, unless it has a training adapter."""
-        reason = self.distilled(base)
-        adapts = "model.training_adapter" not in self.unsupported_keys()
-        if reason and not (adapts and model.training_adapter):
-            or_adapter = ", or name a de-distillation adapter in model.training_adapter" if adapts else ""
-            raise ConfigError(
-                f"model.checkpoint: {base.name} {reason}, so it is distilled to few steps, which training on it would "
-                f"undo; train on the model that it was made from{or_adapter}"
-            )
+        """Raises ConfigError for a distilled checkpoint as a base, unless it has a training adapter or is to change.
+
+        The message ends with the lines to add, of the published adapter of each model of the family.
+        """
+        if model.training_adapter or model.train_distilled or not (reason := self.distilled(base)):
+            return
+        known = training_adapters(self.name)
+        made = "`flame-train adapter MODEL -o adapter.safetensors` makes one"
+        lines = [f'training_adapter = "{each["file"]}"  # {each["of"]}, by {each["by"]}' for each in known]
+        raise ConfigError(
+            f"model.checkpoint: {base.name} {reason}, so it is distilled to few steps, which training on it would "
+            "undo; train on the model that it was made from, or with a training adapter, which is left out when the "
+            f"LoRA is used: {made if not known else f'published ones are below, and {made}'}. Add to the config:\n"
+            + "\n".join(["  [model]", *(f"  {line}" for line in lines or ['training_adapter = "adapter.safetensors"'])])
+        )
 
     def _lora_names(self, file: Path) -> LoraFamily:
         with open_weights(file) as weights:

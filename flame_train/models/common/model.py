@@ -117,7 +117,7 @@ class Model(ABC):
             x: noised latents (B, h, w, Z) in the network's dtype.
             t: timesteps or noise levels (B,), as the objective gives them.
             cond: the arrays of the text encoders, of `size_conditioning` and of control images, batched.
-            guidance: (1,) fp32, the guidance scale that a guidance-distilled network gets.
+            guidance: (1,) or (B,) fp32, the guidance scale that a guidance-distilled network gets.
         """
 
     @abstractmethod
@@ -265,9 +265,13 @@ class Denoiser:
             conditioning = running.conditioned(conditioning, dtype)
         return conditioning
 
-    def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
-        """Returns the prediction; see `Model.predict`. Token ids in `cond` are encoded first."""
-        return self.model.predict(self.network, x, t, self.conditioned(cond, x.dtype), self.guidance)
+    def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor | None = None) -> Tensor:
+        """Returns the prediction; see `Model.predict`. Token ids in `cond` are encoded first.
+
+        `guidance` (B,) stands in the place of its own.
+        """
+        told = self.guidance if guidance is None else guidance
+        return self.model.predict(self.network, x, t, self.conditioned(cond, x.dtype), told)
 
     def sample_latents(self, moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:
         """Latents in the network's scale; see `Model.sample_latents`."""

@@ -1,8 +1,7 @@
 """A de-distillation adapter: a LoRA that is added to the base's weights as they are loaded, for training alone.
 
 A distilled model that is trained on its own loses what makes few steps suffice. A de-distillation adapter undoes the
-distillation while a LoRA learns, and is left out when the LoRA is used. ostris published one for Z-Image Turbo and
-one for Flux.1 schnell.
+distillation while a LoRA learns, and is left out when the LoRA is used. The published ones stand in `family.toml`.
 """
 
 from __future__ import annotations
@@ -34,10 +33,12 @@ class AdaptedPart(Part):
     Attributes:
         adapter: the adapter's file.
         factors: its updates by module.
+        strength: how strongly it acts; 1: as it was trained.
     """
 
     adapter: Path = Path()
     factors: Mapping[str, Factors] = field(default_factory=dict)
+    strength: float = 1.0
 
     def source(self, weights: Weights, advance: Callable[[float], None]) -> Native:
         return _Updated(weights, self, advance)
@@ -57,7 +58,7 @@ class _Updated(Unchanged):
 
     def __init__(self, weights: Weights, part: AdaptedPart, advance: Callable[[float], None]) -> None:
         super().__init__(weights, part.sources, part.shapes, advance)
-        self._factors = part.factors
+        self._factors, self._strength = part.factors, part.strength
 
     def nf4(self, name: str) -> StoredNf4 | None:
         """None for a weight with an update: the sum is in no file."""
@@ -68,12 +69,12 @@ class _Updated(Unchanged):
         factors = self._factors.get(name.removesuffix(".weight"))
         if factors is None or not name.endswith(".weight"):
             return stored
-        total = stored.astype(np.float32) + factors.delta(stored.astype(np.float32))
+        total = stored.astype(np.float32) + factors.delta(stored.astype(np.float32), self._strength)
         keeps_dtype = stored.dtype.itemsize >= 2 and is_float(stored.dtype)
         return total.astype(stored.dtype) if keeps_dtype else total
 
 
-def with_adapter(part: Part, file: Path, names: LoraFamily) -> AdaptedPart:
+def with_adapter(part: Part, file: Path, names: LoraFamily, strength: float = 1.0) -> AdaptedPart:
     """Returns the network with an adapter of this family added. ModelFileError if they do not belong together."""
     state = from_file(file, names).state
     modules = state.get(part.component, {})
@@ -81,4 +82,6 @@ def with_adapter(part: Part, file: Path, names: LoraFamily) -> AdaptedPart:
     if not modules or misfits:
         reason = f"{misfits[0]} has another shape" if misfits else f"it has no layer of the {part.component}"
         raise ModelFileError(f"{file}: is no adapter for {part.path}: {reason}; name the one that was made for it")
-    return AdaptedPart(**{f.name: getattr(part, f.name) for f in fields(Part)}, adapter=file, factors=modules)
+    return AdaptedPart(
+        **{f.name: getattr(part, f.name) for f in fields(Part)}, adapter=file, factors=modules, strength=strength
+    )

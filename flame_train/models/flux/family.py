@@ -161,5 +161,8 @@ class FluxFamily(FlowFamily):
             kontext=opening.model.kontext or _is_kontext(opening.base),
         )
 
+    def distilled(self, base: Path) -> str:
+        return "is called schnell" if "schnell" in published_name(base) else ""
+
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
         return names.lora_family()

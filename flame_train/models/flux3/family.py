@@ -82,7 +82,18 @@ class Flux3Model(FlowModel):
         return FlowModel.sampler_problem(self, sampler)
 
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"], controls_of(cond), cond.get(TARGET))
+        """Returns the prediction; a flow map that is not told where a step goes to predicts the velocity at `t`.
+
+        Its mean velocity over a step of no length is that (arXiv 2505.13447).
+
+        Args:
+            network, x, t, cond, guidance: as in `Model.predict`.
+
+        Returns:
+            The velocity (B, h, w, Z).
+        """
+        target = cond.get(TARGET, t if self.flow_map else None)
+        out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"], controls_of(cond), target)
         return out
 
 
@@ -95,7 +106,6 @@ class Flux3Family(FlowFamily):
     name = "flux3"
     files = FLUX3_FILES
     encoders = MappingProxyType({"qwen3": "text_encoder"})
-    unsupported = (*FlowFamily.unsupported, "model.training_adapter")
     published = MappingProxyType(
         {
             "flux3-klein": lambda: networks_with_qwen3(Flux3(Flux3Arch.klein()), Qwen3Arch.vl_b4(), VaeArch.flux2()),
@@ -122,10 +132,11 @@ class Flux3Family(FlowFamily):
         )
 
     def distilled(self, base: Path) -> str:
-        """Returns its tensors tell: a flow map is told one time more."""
+        """Says what its tensors tell: a flow map is told one time more."""
         with open_weights(base) as weights:
             is_marked = any(sign in name for name in weights.names for sign in names.DISTILLED)
-        return "is a flow map, which is told where a step goes to" if is_marked else ""
+        known = "no loss of one is published; with an adapter it is trained as a flow, by its steps of no length"
+        return f"is a flow map, which is told where a step goes to ({known})" if is_marked else ""
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
         return names.lora_family()

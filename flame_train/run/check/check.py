@@ -282,8 +282,10 @@ def opened_for_samples(config: Config, family: Family, base: Model, base_place: 
 
 def _check_alike(place: Path, shapes: Mapping[str, tuple[int, ...]], network: Any, base: Model) -> None:
     """Raises ConfigError unless both have the same tensors and architecture, but for a distilled one's extra parts."""
-    theirs = base.denoiser.shapes
-    shapes = {name: shape for name, shape in shapes.items() if not name.startswith(base.distilled_parts)}
+    shapes, theirs = (
+        {name: shape for name, shape in each.items() if not name.startswith(base.distilled_parts)}
+        for each in (shapes, base.denoiser.shapes)
+    )
     other = [name for name in dict.fromkeys((*theirs, *shapes)) if theirs.get(name) != shapes.get(name)]
     if other:
         lines = [f"{name} {shapes.get(name, 'missing')}, not {theirs.get(name, 'there')}" for name in other[:_SHOWN]]

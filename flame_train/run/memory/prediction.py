@@ -295,7 +295,8 @@ def _validate(plan: Plan, state: State) -> None:
     if not plan.held_out.rows or not plan.config.validation.repeats:
         return
     largest = _largest(plan.held_out)
-    images = HeldOut.of([_example(plan, largest)], plan.model.paddings)
+    example = _example(plan, largest) | plan.preserved.unprompted(lambda _: _captions(plan))
+    images = HeldOut.of([example], plan.preserved.paddings(plan.model.paddings))
     validator = make_validator(plan, state, images, Session(_DEVICE))
     for _ in range(2):
         with state.optimizer.averaged():

@@ -23,6 +23,7 @@ from flame_train.data.padding import Paddings
 from flame_train.data.samples import EncoderInput, Sample, Samples, encoder_inputs
 from flame_train.data.sets import image_sets
 from flame_train.data.views import ViewedImage
+from flame_train.diffusion.contrast import NO_PROMPT, Contrast
 from flame_train.diffusion.preservation import PRESERVATIONS, Preservation
 from flame_train.disk.preflight import could_make_folder
 from flame_train.errors import ConfigError, DataError, FlameError, ModelFileError, OutputError
@@ -217,21 +218,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Preserved:
-    """What the examples of a run have for preservation.
+    """What the examples of a run have for preservation, and for contrastive guidance.
 
     Attributes:
         kind: which further captions there are.
         base_is_target: whether the base model teaches any sample.
+        contrasted: whether the empty caption is one of them.
     """
 
     kind: Preservation
     base_is_target: bool
+    contrasted: bool = False
 
     @classmethod
     def of(cls, config: Config, samples: Samples) -> Preserved:
         """Takes them of a config, for samples that are trained on."""
         return cls(
-            PRESERVATIONS.chosen(config.preservation), any(image_set.base_is_target for image_set in samples.sets)
+            PRESERVATIONS.chosen(config.preservation),
+            any(image_set.base_is_target for image_set in samples.sets),
+            Contrast.of(config.loss.contrastive_scale, config.loss.contrastive_schedule) is not None,
         )
 
     def texts(self, row: Sample) -> tuple[str, ...]:
@@ -248,13 +253,18 @@ class Preserved:
         example = {
             f"{name}{EXTRA_CAPTION}{n}": a for name, caption in further.items() for n, a in captions(caption).items()
         }
+        example |= self.unprompted(captions)
         return example | (
             {BASE_IS_TARGET: np.full((1, 1, 1), row.set.base_is_target, np.float32)} if self.base_is_target else {}
         )
 
+    def unprompted(self, captions: Callable[[str], Example]) -> Example:
+        """Returns the arrays of the empty caption for contrastive guidance; none without it."""
+        return {f"{NO_PROMPT}{EXTRA_CAPTION}{n}": a for n, a in captions("").items()} if self.contrasted else {}
+
     def paddings(self, own: Paddings) -> Paddings:
         """Returns how arrays of different lengths are filled up: those of further captions as the own are."""
-        names = self.kind.texts("", "")
+        names = (*self.kind.texts("", ""), *((NO_PROMPT,) if self.contrasted else ()))
         return dict(own) | {
             f"{name}{EXTRA_CAPTION}{n}": replace(p, rows=f"{name}{EXTRA_CAPTION}{p.rows}" if p.rows else "")
             for name in names

@@ -16,6 +16,7 @@ from flame_train.adapters.kinds import ADAPTERS, Factors
 from flame_train.adapters.targets import LayerSettings, rates
 from flame_train.config.schema import Config, LossSection
 from flame_train.config.training_sections import GradientSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.diffusion.contrast import Contrast
 from flame_train.diffusion.preservation import Preservation
 from flame_train.diffusion.preservation.off import Off
 from flame_train.engine import Parameter, Tensor
@@ -56,7 +57,9 @@ def load_networks(
         seed=c.train.seed,
         kind=ADAPTERS.chosen(c.lora),
         scale=c.lora.scale,
-        chances=Chances(c.lora.dropout, c.lora.rank_dropout, c.lora.module_dropout),
+        chances=Chances(
+            c.lora.dropout, c.lora.rank_dropout, c.lora.module_dropout, c.lora.min_rank, c.lora.rank_exponent
+        ),
         settings=plan.checked.layer_settings,
         per_sample_sign=plan.preserved.kind.per_sample_sign,
     )
@@ -147,6 +150,7 @@ def make_state(
         drops=attached.drops,
         limit=partial(_limit, attached, optimizer, max_norm) if max_norm else lambda: None,
         off=attached.off,
+        contrast=Contrast.of(config.loss.contrastive_scale, config.loss.contrastive_schedule),
         preservation=preservation or Off(),
         preservation_weight=config.preservation.weight,
     )
@@ -170,6 +174,7 @@ def make_validator(plan: Plan, state: State, images: HeldOut, session: Session) 
         device=session.device,
         dtype=state.dtype,
         group=session.group,
+        contrast=state.contrast,
     )
 
 

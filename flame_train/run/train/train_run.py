@@ -90,12 +90,17 @@ def _validation(
     section = plan.config.validation
     if not plan.held_out.rows or not section.repeats:
         return Validation()
-    offset = len(plan.samples.rows)
+    offset, preserved = len(plan.samples.rows), plan.preserved
+
+    def example(i: int) -> Example:
+        further = partial(encoded.further, images=plan.held_out.rows[i].controls_beside(0))
+        return encoded.example(offset + i) | preserved.unprompted(further)
+
     images = HeldOut(
         tuple(row.item.sha256 for row in plan.held_out.rows),
         tuple(row.shape for row in plan.held_out.rows),
-        lambda i: encoded.example(offset + i),
-        plan.model.paddings,
+        example,
+        preserved.paddings(plan.model.paddings),
     )
     validator = make_validator(plan, state, images, session)
 

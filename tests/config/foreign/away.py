@@ -13,7 +13,6 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
                 ("inverted_mask_prior_multiplier", "inverted_mask_prior"),
                 ("differential_guidance_scale", "do_differential_guidance"),
                 ("guidance_loss_target", "do_guidance_loss"),
-                ("guidance_loss_schedule", "do_guidance_loss"),
                 ("unconditional_prompt", "do_guidance_loss"),
                 ("ema_config.*", "ema_config.use_ema"),
                 ("batch_noise_correction_scale", "do_batch_noise_correction"),
@@ -26,6 +25,7 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
                 ("merge_network_on_save_strength", "merge_network_on_save"),
             )
         },
+        "train.guidance_loss_schedule": ("sigma", {"train.do_guidance_loss": True}),
         "train.noise_scheduler": ("flowmatch", {}),
         "train.reg_weight": (0.5, {"is_reg": True}),
         "train.lr_scheduler_params.num_warmup_steps": (9, {"train.lr_scheduler": "constant_with_warmup"}),

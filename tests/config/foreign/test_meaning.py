@@ -98,6 +98,10 @@ MEANT = {
         {"j.yaml": job(model="arch: 'zimage:turbo', assistant_lora_path: own/adapter/v2.safetensors")},
         {"model.training_adapter": "hf:own/adapter/v2.safetensors"},
     ),
+    "its guidance loss": (
+        {"j.yaml": job(", do_guidance_loss: true, guidance_loss_target: [3, 4.5], guidance_loss_schedule: sigma")},
+        {"loss.contrastive_scale": [3.0, 4.5], "loss.contrastive_schedule": "sigma"},
+    ),
     "it draws first, as is usual here, unless it is told not to": (
         {"j.yaml": job(", skip_first_sample: true")},
         {"sample.first": False},
