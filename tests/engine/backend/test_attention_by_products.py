@@ -1,4 +1,4 @@
-"""Attention in fp32 by matrix products, run as C++ and NumPy: parts of heads, and of their queries."""
+"""Gradients of attention in fp32 by matrix products, run as C++ and NumPy: parts of heads, and of their queries."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.dispatch import explain, explain_gradients
-from flame_train.engine.ops.attention import by_products
+from flame_train.engine.dispatch import explain_gradients
+from flame_train.engine.ops.attention import kernels as by_products
 from flame_train.engine.ops.attention.operands import Inputs
 
 ATTENTION = F.scaled_dot_product_attention
@@ -46,13 +46,12 @@ def in_numpy(arrays: list[np.ndarray[Any, Any]], dtype: Any) -> tuple[np.ndarray
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler", "small_parts")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_result_and_gradients(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+def test_gradients(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
     """Heads lie as a linear layer's columns."""
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
     arrays = drawn(shape)
-    plain = in_numpy(arrays, np.float32)
-    out, lse, *_ = plain
-    truth = in_numpy(arrays, np.float64)
+    out, lse, *plain = in_numpy(arrays, np.float32)
+    _, _, *truth = in_numpy(arrays, np.float64)
 
     def placed(a: np.ndarray[Any, Any]) -> Any:
         return flame.tensor(a, device="cuda").data
@@ -63,8 +62,7 @@ def test_result_and_gradients(gpu: Any, compiled: Any, monkeypatch: pytest.Monke
         assert by_products.why_not(inputs, 0.0) == ""
         needs = frozenset(("query", "key", "value"))
         made = by_products.gradients(gpu.kernels, g, inputs, placed(out), placed(lse), needs)
-        results = (*by_products.forward(gpu.kernels, inputs), *made)
-        return [np.asarray(a.get(), np.float64) for a in results if a is not None]
+        return [np.asarray(a.get(), np.float64) for a in made if a is not None]
 
     found()
     compiled.build()
@@ -91,8 +89,5 @@ def test_long_sequences_of_fp32_alone_have_such_gradients(gpu: Any) -> None:
         return next(name for name, why in found if why == "chosen")
 
     assert chosen(1024, 1024) == "products"
-    wide, narrow = (flame.tensor(np.zeros((1, 2, 1024, n), np.float32), device="cuda") for n in (128, 64))
-    forward = [next(name for name, why in explain(ATTENTION, q, q, q) if why == "chosen") for q in (wide, narrow)]
-    assert forward[0] == "products" != forward[1]
     others = chosen(512, 1024), chosen(1024, 1025), chosen(1024, 1024, is_causal=True), chosen(1024, 1024, np.float16)
     assert "products" not in others

@@ -3,25 +3,107 @@
 bf16 and fp16 go through cuDNN, masks, grouped heads and all, except where a kernel of ours is faster. That is so for
 few keys, such as a caption's (short_kv_forward.cuh), and for heads of size 64 on compute capability 9.0 (wgmma.cuh).
 Dropout takes the reference, because cuDNN has other random numbers. All else goes through tiled.cuh, up to head sizes
-where the reference, whose products cuBLASLt makes, is faster. Of long sequences in fp32 products make the gradients as
-well, some at a time, and the forward pass of wide heads (by_products.py).
+where the reference, whose products cuBLASLt makes, is faster. Products make the gradients of long sequences in fp32 as
+well, some queries of some heads at a time: five products are faster by cuBLASLt than by tiled.cuh, whose forward pass
+is the faster one. Parts are small, so scores take little memory. Sums have one order. With TF32 chosen they use it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
 
 from ...autograd.grad_target import GradTargets
+from ...backend.cuda.codegen.kernel_ir import Operands, Program
 from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.tuning import SM_90
-from ...dtype import Array
+from ...dtype import Array, float32
 from ...mode import mode
 from ..common import conditions
-from . import by_products, masks, short_kv, wgmma
+from . import masks, short_kv, wgmma
 from .attention import scaled_dot_product_attention
 from .memory_layout import backward_flops, forward_flops, gradient_memory, in_packets, like_rows, unit
 from .operands import Inputs, Saved
 from .tiled import Problem, backward_tiles, forward_tiles, nowhere
+
+_SCORES_BYTES = 64 << 20
+"""Of the scores of a part: what a large card's cache has room for, about."""
+_LEAST = 1 << 20
+"""Scores of a head; of fewer the products are too small."""
+_UNIT = 128
+"""Queries, of which a part has a multiple."""
+_KEYS = 4
+"""Keys, of whose scores a packet of 16 bytes has so many."""
+_DELTA = Program(("sum d = g * out",), (), ("d",))
+_SLOPES = ("expf(s - lse)", "expf(s - lse) * (d - delta) * factor")
+
+_Block = tuple[slice, slice]
+"""Heads, and queries of them."""
+
+
+def why_not(inputs: Inputs, dropout_p: float) -> str:
+    """Says why gradients are not made by products; "" if they are."""
+    query, key, value = inputs.query, inputs.key, inputs.value
+    if dropout_p or inputs.is_causal or inputs.attn_mask is not None or inputs.key_value_seq_lengths is not None:
+        return "only where each query looks at all keys"
+    if min(query.ndim, key.ndim, value.ndim) < 2 or query.shape[:-2] != key.shape[:-2]:
+        return "no grouped heads"
+    if reason := conditions.same(frozenset({float32}), query, key, value):
+        return reason
+    if query.shape[-2] * key.shape[-2] < _LEAST or 0 in (*query.shape, *key.shape, *value.shape):
+        return f"fewer than {_LEAST} scores of a head"
+    return "" if key.shape[-2] % _KEYS == 0 else f"a number of keys that is no multiple of {_KEYS}"
+
+
+def _parts(query: Array, key: Array) -> Iterator[_Block]:
+    """Of dense (N, L, E) and (N, S, E), parts whose scores fit: whole heads, or queries of one."""
+    (heads, queries), row = query.shape[:2], 4 * key.shape[1]
+    together = min(heads, _SCORES_BYTES // (queries * row))
+    step = queries if together else max(_UNIT, _SCORES_BYTES // row // _UNIT * _UNIT)
+    for head in range(0, heads, max(1, together)):
+        for first in range(0, queries, step):
+            yield slice(head, min(head + max(1, together), heads)), slice(first, min(first + step, queries))
+
+
+def _heads(k: Launcher, x: Array) -> Array:
+    """`x` (..., L, E) as dense (N, L, E)."""
+    return k.contiguous(x).reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+
+
+def gradients(
+    k: Launcher, g: Array, inputs: Inputs, out: Array, lse: Array, needs: frozenset[str]
+) -> tuple[Array | None, Array | None, Array | None]:
+    """Returns the gradients of query, key and value in their shapes; None for each that is not needed.
+
+    Args:
+        g: the gradient of the result (..., L, V).
+        inputs: the arguments of attention.
+        out, lse: the result, and log-sum-exps of rows (..., L, 1).
+        needs: the names of the arguments whose gradients are wanted.
+    """
+    named = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+    query, key, value = (_heads(k, x) for x in named.values())
+    g, out, lse = _heads(k, g), _heads(k, out), _heads(k, lse)
+    delta = k.rows(_DELTA, Operands({"g": g, "out": out}), (float32,))[0].reshape(lse.shape)
+    made = {name: k.empty(x.shape, float32) for name, x in named.items() if name in needs}
+    into = {name: x.reshape(-1, *x.shape[-2:]) for name, x in made.items()}
+    for heads, rows in _parts(query, key):
+        scores = k.matmul(query[heads, rows], key[heads].swapaxes(1, 2), alpha=inputs.factor)
+        slopes = k.matmul(g[heads, rows], value[heads].swapaxes(1, 2))
+        of_rows = {"lse": lse[heads, rows], "delta": delta[heads, rows]}
+        operands = {"s": scores, "d": slopes, **of_rows, "factor": inputs.factor}
+        k.elementwise(_SLOPES, operands, (float32, float32), out=(scores, slopes))
+        for name, a, b in (("value", scores, g), ("key", slopes, query)):
+            if name in into:
+                target = into[name][heads]
+                added = target if rows.start else None  # what other queries of these heads have left there
+                k.matmul(a.swapaxes(1, 2), b[heads, rows], out=target, plus=added)
+        if "query" in into:
+            k.matmul(slopes, key[heads], out=into["query"][heads, rows])
+    return made.get("query"), made.get("key"), made.get("value")
+
 
 Part = tuple[slice, slice, slice]
 
@@ -68,9 +150,6 @@ def larger_part(
         itemsize: bytes of a score.
         multiprocessors: those of the GPU.
         group: heads that share keys.
-
-    Returns:
-        The number of heads.
     """
     if batch * heads * queries * keys * itemsize < SM_90.head_split_bytes:
         return heads
@@ -242,17 +321,11 @@ def _by_cudnn(
     return into
 
 
-@scaled_dot_product_attention.cuda_vjp("products", "query", "key", "value", when=by_products.why_not)
+@scaled_dot_product_attention.cuda_vjp("products", "query", "key", "value", when=why_not)
 def _(
     k: Launcher, g: Array, inputs: Inputs, saved: Saved, needs: frozenset[str]
 ) -> tuple[Array | None, Array | None, Array | None]:
-    return by_products.gradients(k, g, inputs, saved.out, saved.lse, needs)
-
-
-@scaled_dot_product_attention.cuda("products", when=by_products.why_not_forward)
-def _(k: Launcher, inputs: Inputs) -> tuple[Array, Array]:
-    inputs.check()
-    return by_products.forward(k, inputs)
+    return gradients(k, g, inputs, saved.out, saved.lse, needs)
 
 
 @scaled_dot_product_attention.cuda("flame", when=forward_tiles)
