@@ -126,7 +126,11 @@ class TextEncoder(ABC):
     @property
     @abstractmethod
     def at_once(self) -> int:
-        """How many captions a GPU encodes at once: a few thousand tokens keep it busy."""
+        """How many captions without images a GPU encodes at once: a few thousand tokens keep it busy."""
+
+    def batch_size(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
+        """Returns how many captions with inputs of these shapes a GPU encodes at once."""
+        return self.at_once
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,14 @@ from flame_train import cli
 from flame_train.config.load import load_located
 from flame_train.data.buckets import BucketRule, placed_beside
 from flame_train.data.views import View, ViewRule
+from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.engine.shape_run import H100
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.run.check.check import check
+from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import Plan, make_plan
+from flame_train.text_encoders.qwen3.vision_encoder import Qwen3VLEncoder
 from flame_train.training.session import StopRequest
 from tests.recipes.bases import small_base
 
@@ -151,6 +155,35 @@ def test_a_text_encoder_that_reads_images_has_states_of_each_caption_beside_each
     assert trained(path, "train.steps=1", "checkpoint.every=1") == 0
     cached = sum(file.stat().st_size for file in (edits / "images" / ".flame-cache").rglob("*.safetensors"))
     assert plan.cache_bytes() < cached < 1.2 * plan.cache_bytes()
+
+
+def test_captions_with_images_of_equal_sizes_are_encoded_together(
+    config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU takes them: the arrays are those of captions that are encoded one by one."""
+    plan, rows = planned(config("qwenimage", more="flip = true")), list[int]()
+    captions = {caption: caption for caption in plan.cache_keys().captions}
+    alone = dict(zip(captions, load_encoders(plan.encoding, "cpu").captions([*captions]), strict=True))
+
+    def counted(self: Qwen3VLEncoder, network: Any, inputs: Mapping[str, Any]) -> Any:
+        rows.append(inputs["ids"].shape[0])
+        return encode(self, network, inputs)
+
+    encode = Qwen3VLEncoder.encode
+    monkeypatch.setattr(Qwen3VLEncoder, "encode", counted)
+    monkeypatch.setattr("flame_train.text_encoders.qwen3.vision_encoder.TOKENS", 600)
+    monkeypatch.setattr(CpuBackend, "asynchronous", True)
+    encoders = load_encoders(plan.encoding, "cpu")
+    parts = encoders.batches(captions)
+    assert sorted(map(id, captions)) == sorted(id(caption) for part in parts for caption in part)
+    assert {len({tuple(image.view.placement.bucket for image in c.images) for c in part}) for part in parts} == {1}
+    for part in parts:
+        for caption, together in zip(part, encoders.captions(part), strict=True):
+            assert together.keys() == alone[caption].keys()
+            for name, array in together.items():
+                np.testing.assert_allclose(array, alone[caption][name], rtol=1e-4, atol=1e-5)
+    assert min(rows) > 1
+    assert len(rows) < len(captions)
 
 
 def test_captions_that_control_images_leave_too_little_room_for_are_told(

@@ -29,7 +29,7 @@ from flame_train.models.common.control import by_name
 from flame_train.models.common.model import Example, encoder_outputs
 from flame_train.networks.fixed_batch import HostArrays
 from flame_train.progress import progress
-from flame_train.run.encode.encoders import Pipeline, cut, load_encoders
+from flame_train.run.encode.encoders import Pipeline, load_encoders
 from flame_train.run.plan.encoding import Encoding, Keys, named_for_cache
 from flame_train.run.plan.plan import Plan
 from flame_train.text_encoders.running import tokens_of
@@ -213,15 +213,14 @@ def _encode_captions(
     encoding: Encoding, cache: DiskCache, captions: Mapping[str, EncoderInput], session: Session
 ) -> None:
     encoders = load_encoders(encoding, session.device)
-    keys = list(captions)
     pipeline = Pipeline[str, Mapping[str, HostArrays]](
         lambda key: encoders.inputs(captions[key]),
         encoders.start,
         lambda key, example: _keep(cache, key, _name_of_caption(captions[key].text), encoding.kept(example)),
         get_backend(session.device).asynchronous,
     )
-    with progress("encoding captions", len(keys)) as advance:
-        pipeline.run(cut(keys, encoders.at_once), _advance(advance, session.stop))
+    with progress("encoding captions", len(captions)) as advance:
+        pipeline.run(encoders.batches(captions), _advance(advance, session.stop))
 
 
 def _encode_images(encoding: Encoding, cache: DiskCache, images: Mapping[str, ViewedImage], session: Session) -> None:

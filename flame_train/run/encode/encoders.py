@@ -9,10 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from flame_train.data.buckets import Size
 from flame_train.data.samples import EncoderInput
 from flame_train.data.views import ViewedImage
 from flame_train.engine import nn
@@ -52,12 +54,16 @@ class CaptionEncoders:
         self.networks = {name: network for components in parts for name, network in components.items()}
         self._encoders = tuple(encoders)
         self._batches = {e.key: _batches(e, networks[e.part.component], dtypes[e.key], device) for e in self._encoders}
-        self._at_once = {e.key: e.at_once if get_backend(device).asynchronous else 1 for e in self._encoders}
+        self._single = not get_backend(device).asynchronous
+        self._at_once = max((encoder.at_once for encoder in encoders), default=1)
 
-    @property
-    def at_once(self) -> int:
-        """How many captions are worth starting on together."""
-        return max(self._at_once.values(), default=1)
+    def batches(self, captions: Mapping[_T, EncoderInput]) -> list[Sequence[_T]]:
+        """Cuts the keys of captions into parts that are worth starting on together; images of one have equal sizes."""
+        by_sizes = dict[tuple[Size, ...], list[_T]]()
+        for key, caption in captions.items():
+            by_sizes.setdefault(tuple(image.view.placement.bucket for image in caption.images), []).append(key)
+        size = 1 if self._single else self._at_once
+        return [part for keys in by_sizes.values() for part in cut(keys, size)]
 
     def inputs(
         self, reading: EncoderInput, pixels: Callable[[ViewedImage], np.ndarray[Any, Any]] = ViewedImage.pixels
@@ -69,9 +75,8 @@ class CaptionEncoders:
         """Starts on captions; calling the result waits for the arrays of each, without padding that is not kept."""
         waits: list[list[Callable[[], list[Example]]]] = []
         for encoder in self._encoders:
-            inputs = [caption[encoder.key] for caption in captions]
-            batches, size = self._batches[encoder.key], self._at_once[encoder.key]
-            waits.append([batches.start(part) for part in cut(inputs, size)])
+            inputs, batches = [caption[encoder.key] for caption in captions], self._batches[encoder.key]
+            waits.append([batches.start(part) for part in self._alike(encoder, inputs)])
 
         def wait() -> list[Example]:
             examples: list[Example] = [{} for _ in captions]
@@ -83,6 +88,12 @@ class CaptionEncoders:
 
         return wait
 
+    def _alike(self, encoder: TextEncoder, inputs: Sequence[HostArrays]) -> Iterator[Sequence[HostArrays]]:
+        """Cuts inputs into batches of equal shapes that the encoder takes at once."""
+        for _, same in groupby(inputs, lambda arrays: [array.shape for array in arrays.values()]):
+            run = list(same)
+            yield from cut(run, 1 if self._single else encoder.batch_size(run[0]))
+
     def captions(self, read: Sequence[EncoderInput]) -> list[Example]:
         """Returns the conditioning arrays of captions."""
         return self.start([self.inputs(reading) for reading in read])()
@@ -90,7 +101,7 @@ class CaptionEncoders:
 
 def _batches(encoder: TextEncoder, network: nn.Module, dtype: DType, device: str) -> FixedBatches:
     results = {name: (shape, dtype) for name, shape in encoder.outputs.items()}
-    return FixedBatches(partial(encoder.encode, network), lambda _: results, lambda _: encoder.at_once, device)
+    return FixedBatches(partial(encoder.encode, network), lambda _: results, encoder.batch_size, device)
 
 
 def cut(keys: Sequence[_T], size: int) -> list[Sequence[_T]]:

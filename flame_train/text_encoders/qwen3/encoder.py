@@ -24,7 +24,7 @@ from flame_train.text_encoders.qwen3.names import qwen3_part
 from flame_train.text_encoders.qwen3.network import Qwen3
 from flame_train.text_encoders.qwen3.tokenizer import QwenTokenizer, find_tokenizer
 
-_TOKENS = 8192  # of all captions that are encoded at once
+TOKENS = 8192  # of all captions that are encoded at once
 _UNIT = 32  # tokens, of which the longest caption of a batch has a multiple
 _PADDING_PLACE = 1  # the position of padding that the denoiser sees, as transformers 4.57 has it for Qwen3-VL
 
@@ -180,7 +180,7 @@ class Qwen3Encoder(TextEncoder):
 
     @property
     def at_once(self) -> int:
-        return max(1, _TOKENS // self.length)
+        return max(1, TOKENS // self.length)
 
     def inputs(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
         row = self.template.row(self.tokenizer, text, self.length)

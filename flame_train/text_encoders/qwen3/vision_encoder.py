@@ -26,7 +26,7 @@ from flame_train.errors import ConfigError
 from flame_train.networks.blocks import BlockNetwork
 from flame_train.networks.files.part import Part
 from flame_train.text_encoders.encoder import TextEncoder, TokenRow
-from flame_train.text_encoders.qwen3.encoder import ClosedTemplate, Qwen3Encoder
+from flame_train.text_encoders.qwen3.encoder import TOKENS, ClosedTemplate, Qwen3Encoder
 from flame_train.text_encoders.qwen3.image_tokens import Grid, ImageTokens
 from flame_train.text_encoders.qwen3.names import vision_part
 from flame_train.text_encoders.qwen3.network import Qwen3
@@ -145,14 +145,16 @@ class Qwen3VLEncoder(Qwen3Encoder):
     def parts(self) -> tuple[Part, ...]:
         return (self.part, self.vision) if self.vision else (self.part,)
 
-    @property
-    def at_once(self) -> int:
-        return 1 if self.takes_images else super().at_once
+    def batch_size(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
+        """As without images: an image's tokens are among the ids."""
+        return max(1, TOKENS // len(inputs["ids"]))
 
     @property
     def vocabulary(self) -> str:
-        of_texts = super().vocabulary
-        return hashlib.sha256(f"{of_texts} {self.marks}".encode()).hexdigest() if self.takes_images else of_texts
+        if not self.takes_images:
+            return super().vocabulary
+        batches = f"batches of {TOKENS} tokens"  # whose size decides the last bits
+        return hashlib.sha256(f"{super().vocabulary} {self.marks} {batches}".encode()).hexdigest()
 
     def starts(self, count: int) -> tuple[int, ...]:
         """Gives how many tokens of a caption's message, its beginning left out, stand before each of so many images."""
