@@ -21,6 +21,7 @@ from flame_train.commands.parameters import (
     Force,
     Gpus,
     LearningRate,
+    LoraOutput,
     LoraRank,
     MemoryBudget,
     Overrides,
@@ -178,6 +179,55 @@ def dataset(
 
     result = report(config, overrides or [], output, force)
     show(result if as_json else without_files(result), as_json)
+
+
+@train_app.command("adapter", epilog="Example: flame-train adapter z_image_turbo.safetensors -o adapter.safetensors")
+def adapter_command(
+    checkpoint: Annotated[str, typer.Argument(metavar="MODEL", help="The distilled model, as model.checkpoint.")],
+    output: LoraOutput,
+    captions: Annotated[
+        Path | None, typer.Option("--captions", metavar="FILE", help="A caption a line; default: a list of its own.")
+    ] = None,
+    images: Annotated[int, typer.Option("--images", min=2, help="Images that the model draws.")] = 2000,
+    resolution: Annotated[int, typer.Option("--resolution", min=64, help="Side of the square of their area.")] = 1024,
+    real: Annotated[
+        list[Path] | None, typer.Option("--real", metavar="DIR", help="Real images to mix in; repeatable.")
+    ] = None,
+    rank: Annotated[int, typer.Option("--rank", min=1, help="Of the adapter.")] = 64,
+    lr: Annotated[float, typer.Option("--lr", min=0, help="Learning rate.")] = 1e-4,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of training at most.")] = 3000,
+    every: Annotated[int, typer.Option("--every", min=1, help="Steps between measurements of held-out images.")] = 250,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images of a step.")] = 4,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of images and training.")] = 42,
+    device: Device = "cuda",
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make a training adapter for a distilled model, of images that the model draws itself.
+
+    Run it again to continue. The adapter is a LoRA that is added while others are trained, and left out afterwards.
+    """
+    from flame_train.tools.make_adapter import AdapterOrder, make_adapter
+
+    order = AdapterOrder(
+        checkpoint,
+        output,
+        captions,
+        images,
+        resolution,
+        tuple(real or ()),
+        rank,
+        lr,
+        steps,
+        batch,
+        seed,
+        every,
+        tuple(overrides or ()),
+    )
+    show(make_adapter(order, device, dry_run, force), as_json)
 
 
 sweep_app = typer.Typer()

@@ -308,9 +308,7 @@ class Vae(nn.Module):
         if self.arch.normalised:
             center, spread = self._statistics()
             latents_BHWZ = unpatched(latents_BHWZ * spread + center, self.arch.patch)
-        z_BHWZ = latents_BHWZ * (1.0 / self.arch.scaling_factor)
-        if self.arch.shift_factor:
-            z_BHWZ = z_BHWZ + self.arch.shift_factor
+        z_BHWZ = unscaled_latents(self.arch, latents_BHWZ)
         pixels_BHWC = self.decoder(self.post_quant_conv(z_BHWZ) if self.arch.quant_convs else z_BHWZ)
         return pixels_BHWC[..., :3] if self.arch.pixel_channels > 3 else pixels_BHWC
 
@@ -328,6 +326,12 @@ def sample_latents(arch: VaeArch, moments: tuple[Tensor, Tensor], noise_BHWZ: Te
     """(mean + std * noise - shift) * scale: latents as the diffusion model of the autoencoder's family sees them."""
     mean, logvar = moments
     return scaled_latents(arch, mean + (logvar * 0.5).exp() * noise_BHWZ)
+
+
+def unscaled_latents(arch: VaeArch, latents_BHWZ: Any) -> Any:
+    """z of `scaled_latents`, a tensor or an array."""
+    z_BHWZ = latents_BHWZ * (1.0 / arch.scaling_factor)
+    return z_BHWZ + arch.shift_factor if arch.shift_factor else z_BHWZ
 
 
 def scaled_latents(arch: VaeArch, z_BHWZ: Any) -> Any:

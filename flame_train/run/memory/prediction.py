@@ -165,6 +165,17 @@ def steps_alone(plans: Sequence[Plan], gpu: Gpu, processes: int = 1) -> list[Alo
         return [replace(alone, sampling=run.peak_bytes - held) for alone in stages]
 
 
+def seconds_of_a_grid(plan: Plan, gpu: Gpu) -> float:
+    """Returns the seconds of one sampler step of each image of a grid, decoding included."""
+    with shape_run(gpu) as run, deterministic(True):
+        denoiser, attached, _ = load_networks(plan, Session(_DEVICE))
+        sampled, _ = _grid_samplers(plan, denoiser, attached)
+        before = StepWork.of(run)
+        if sampled is not None:
+            sampled()
+        return StepWork.of(run).since(before).seconds(gpu)
+
+
 class _Undecoded(LoadedVae):
     """A decoder that takes nothing, and makes no image."""
 

@@ -1,0 +1,113 @@
+"""`flame-train adapter`: what it draws, keeps, continues and writes. `test_small_distilled.py` shows what it is for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flame_train import cli
+from flame_train.errors import Interrupted
+from flame_train.io.safetensors import SafetensorsFile
+from flame_train.models.registry import FAMILIES
+from flame_train.run.encode import encode
+from flame_train.tools import make_adapter
+from flame_train.tools.make_adapter import AdapterOrder, captions_of
+
+IMAGES = 6
+
+
+@pytest.fixture
+def turbo(tmp_path: Path) -> Path:
+    FAMILIES["zimage"].write_small_base(tmp_path, 3)
+    return (tmp_path / "base.safetensors").rename(tmp_path / "z_image_turbo.safetensors")
+
+
+def asked(turbo: Path, output: Path) -> list[str]:
+    settings = ("data.bucket_step=32", "train.precision=fp32", "sample.steps=2", "validation.patience=1")
+    own = ["--resolution", "64", "--images", str(IMAGES), "--steps", "4", "--every", "2", "--rank", "2", "--batch", "2"]
+    own += [word for setting in settings for word in ("--set", setting)]
+    return ["adapter", str(turbo), "-o", str(output), *own, "--device", "cpu"]
+
+
+def tensors(file: Path) -> dict[str, bytes]:
+    with SafetensorsFile(file) as opened:
+        return {name: opened.read(name).tobytes() for name in opened.names}
+
+
+def test_it_is_made_of_what_the_model_draws_and_goes_on_after_a_stop(
+    turbo: Path, tmp_path: Path, drawn: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped while it draws, it goes on to the same bytes. The autoencoder reads no image: latents are kept."""
+    monkeypatch.setattr(encode, "_encode_images", lambda *_: pytest.fail("an image was encoded"))
+    whole, stopped = (tmp_path / name / "adapter.safetensors" for name in ("whole", "stopped"))
+    for file in (whole, stopped):
+        file.parent.mkdir()
+    assert cli.run([*asked(turbo, whole), "--dry-run", "--json"]) == 0
+    foreseen = json.loads(capsys.readouterr().out)
+    assert not list(whole.parent.iterdir())
+    assert cli.run(asked(turbo, whole)) == 0
+    images = sorted((tmp_path / "whole/adapter.making/images").glob("*.png"))
+    assert len(images) == foreseen["images"] == IMAGES
+    assert len({image.read_bytes() for image in images}) == IMAGES
+    taken = sum(path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file())
+    assert foreseen["disk_gib"] < 0.1 > taken / 2**30
+
+    draw, count = make_adapter.generate_image, iter(range(IMAGES))
+
+    def until_stopped(*given: object) -> object:
+        if next(count) == 3:
+            raise Interrupted("stopped")
+        return draw(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(make_adapter, "generate_image", until_stopped)
+    assert cli.run(asked(turbo, stopped)) != 0
+    assert len(list((tmp_path / "stopped/adapter.making/images").glob("*.png"))) == 3
+    monkeypatch.setattr(make_adapter, "generate_image", draw)
+    assert cli.run(asked(turbo, stopped)) == 0
+    assert tensors(stopped) == tensors(whole)
+    with SafetensorsFile(whole) as file:
+        assert "add it to z_image_turbo.safetensors" in file.metadata["flame_train_purpose"]
+        down = next(name for name in file.names if name.endswith("lora_down.weight"))
+        assert file.read(down).shape[0] == 2
+
+    capsys.readouterr()
+    assert cli.run(asked(turbo, whole)) != 0
+    assert "adapter.safetensors" in capsys.readouterr().err
+    config = tmp_path / "on-it.toml"
+    config.write_text(
+        f'[model]\ncheckpoint = "{turbo}"\ntraining_adapter = "{whole}"\n[data]\npath = "{drawn}"\nresolution = 64\n'
+        f'bucket_step = 32\n[train]\nsteps = 1\nprecision = "fp32"\n[output]\ndir = "{tmp_path / "on-it"}"\n'
+    )
+    assert cli.run(["train", str(config), "--device", "cpu", "--dry-run"]) == 0
+
+
+def test_real_images_are_mixed_in(turbo: Path, tmp_path: Path, drawn: Path) -> None:
+    shutil.copytree(drawn, tmp_path / "real")
+    output = tmp_path / "adapter.safetensors"
+    assert cli.run([*asked(turbo, output), "--real", str(tmp_path / "real")]) == 0
+    report = json.loads((tmp_path / "adapter.making/run/dataset.json").read_text())
+    real = len(list((tmp_path / "real").glob("*.png")))
+    assert len(report) == IMAGES + real
+
+
+def test_captions_are_of_a_file_or_of_the_list_that_comes_along(tmp_path: Path) -> None:
+    own = list(captions_of(AdapterOrder("m", tmp_path / "a.safetensors", images=400)))
+    assert len(set(own)) > 390
+    assert all(caption.count(",") >= 3 for caption in own)
+    (tmp_path / "c.txt").write_text("one\n\n two \n")
+    assert list(captions_of(AdapterOrder("m", tmp_path / "a.safetensors", tmp_path / "c.txt", 3))) == [
+        "one",
+        "two",
+        "one",
+    ]
+
+
+def test_drawn_images_have_the_shapes_of_buckets(turbo: Path, tmp_path: Path) -> None:
+    prompts = make_adapter._prompts(AdapterOrder(str(turbo), tmp_path / "a.safetensors"), 6)
+    sizes = {(prompt["height"], prompt["width"]) for prompt in prompts}
+    assert len(sizes) == 5
+    assert all(np.isclose(h * w, 1024**2, rtol=0.1) for h, w in sizes)
