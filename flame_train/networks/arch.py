@@ -1,4 +1,8 @@
-"""The sizes of a network, and how they are read from the names and shapes of a file's tensors."""
+"""The sizes of a network, and how they are read from the names and shapes of a file's tensors.
+
+`from_shapes` of every architecture takes native names and shapes, and what the folder states beside them. It raises
+ModelFileError that names a missing tensor, or what is stated otherwise.
+"""
 
 from __future__ import annotations
 

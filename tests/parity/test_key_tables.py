@@ -43,7 +43,7 @@ class Arrays:
 
 def native(part, tensors, only=None):
     """The component's native tensors as our tables read them from `tensors`."""
-    found = sdxl.resolve(tensors, only=only)
+    found = sdxl.SDXL_FILES.resolve(tensors, only=only)
     assert part in found.sources
     return {name: source.read(Arrays(tensors)) for name, source in found.sources[part].items()}
 

@@ -10,7 +10,6 @@ from flame_train.models.anima.names import (
     adapter_modules,
     base_modules,
     lora_family,
-    resolve,
     transformer_to_diffusers,
 )
 from flame_train.models.anima.transformer import Anima, AnimaArch
@@ -93,7 +92,7 @@ def test_every_file_is_sorted_and_told_apart(theirs, ours):
     for prefix in ("", "net.", "model.diffusion_model.", "diffusion_model."):
         names = {f"{prefix}{name}": shape for name, shape in (single | counted).items()}
         check.check_told(names, "transformer", "anima")
-        found = resolve(names, only="transformer")
+        found = ANIMA_FILES.resolve(names, only="transformer")
         assert native_shapes(found.sources["transformer"], names) == ours
         assert native_shapes(found.sources["text_conditioner"], names) == ADAPTER
         assert found.unknown == ()
@@ -104,7 +103,7 @@ def test_every_file_is_sorted_and_told_apart(theirs, ours):
     folder = check.below({"transformer/": theirs, "text_conditioner/": ADAPTER, "text_encoder/": text, "vae/": vae})
     for names in (whole, folder):
         networks = {"transformer": ours, "text_conditioner": ADAPTER, "text_encoder": native}
-        check.check_checkpoint(resolve, names, "anima", networks)
+        check.check_checkpoint(ANIMA_FILES.resolve, names, "anima", networks)
     assert identify({f"net.{name}": shape for name, shape in ours.items()}).family == "cosmos2"
     assert ANIMA_FILES.alone[identify({f"model.{name}": shape for name, shape in native.items()}).family]
 

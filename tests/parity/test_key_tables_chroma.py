@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flame_train.models.chroma.names import base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.chroma.names import CHROMA_FILES, base_modules, lora_family, transformer_to_diffusers
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
 from flame_train.networks.files.identify import identify, lora_could_be
 from flame_train.networks.vae.vae import Vae, VaeArch
@@ -46,7 +46,7 @@ def test_whole_checkpoints_of_both_layouts_are_sorted(theirs):
     )
     for names in (folder, single):
         networks = {"transformer": OURS, "text_encoder": text, "vae": vae}
-        check.check_checkpoint(resolve, names, "chroma", networks)
+        check.check_checkpoint(CHROMA_FILES.resolve, names, "chroma", networks)
     check.check_denoiser("chroma", OURS, theirs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flame_train.io.resolve import native_shapes
-from flame_train.models.flux2.names import base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.flux2.names import FLUX2_FILES, base_modules, lora_family, transformer_to_diffusers
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.networks.files.identify import could_be, identify
 from flame_train.networks.vae.vae import Vae, VaeArch
@@ -56,7 +56,7 @@ def test_the_autoencoder_in_both_layouts():
         next((new + n[len(old) :] for old, new in inside.items() if n.startswith(old)), n): s for n, s in ours.items()
     }
     for names in (folder, ours, moved):
-        found = resolve(names, only="vae")
+        found = FLUX2_FILES.resolve(names, only="vae")
         made = native_shapes(found.sources["vae"], names)
         assert made.keys() == ours.keys()
         assert found.unknown == ()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flame_train.models.flux3.names import base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.flux3.names import FLUX3_FILES, base_modules, lora_family, transformer_to_diffusers
 from flame_train.models.flux3.transformer import Flux3, Flux3Arch
 from flame_train.networks.files.identify import identify, lora_could_be
 from flame_train.networks.vae.vae import Vae, VaeArch
@@ -64,7 +64,7 @@ def test_whole_checkpoints_of_both_layouts_are_sorted(theirs):
     networks = {"transformer": OURS, "text_encoder": native, "vae": autoencoder}
     for names in (folder, single):
         left = "text_encoder/model.visual.", "text_encoder/lm_head."
-        check.check_checkpoint(resolve, names, "flux3", networks, left)
+        check.check_checkpoint(FLUX3_FILES.resolve, names, "flux3", networks, left)
 
 
 def test_a_file_of_the_transformer_alone_is_told(theirs):

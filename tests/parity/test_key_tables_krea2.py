@@ -6,7 +6,7 @@ import pytest
 
 from flame_train.io.resolve import native_shapes
 from flame_train.models.krea2.arch import Krea2Arch
-from flame_train.models.krea2.names import KREA2_FILES, base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.krea2.names import KREA2_FILES, base_modules, lora_family, transformer_to_diffusers
 from flame_train.models.krea2.transformer import Krea2
 from flame_train.networks.files.identify import could_be, identify
 from flame_train.networks.files.stated import NOTHING
@@ -49,12 +49,13 @@ def test_whole_checkpoints_of_both_layouts_are_sorted(theirs, text):
     vae = check.on_meta(diffusers.AutoencoderKLQwenImage)
     folder = check.below({"transformer/": theirs, "text_encoder/": text, "vae/": vae})
     native = Qwen3(Qwen3Arch.vl_b4()).shapes()
-    autoencoder = KREA2_FILES.build("vae", native_shapes(resolve(folder).sources["vae"], folder), NOTHING).shapes()
+    native_vae = native_shapes(KREA2_FILES.resolve(folder).sources["vae"], folder)
+    autoencoder = KREA2_FILES.build("vae", native_vae, NOTHING).shapes()
     encoder = "text_encoders.qwen3vl_4b.transformer.model."
     single = check.below({"model.diffusion_model.": OURS, encoder: native, "first_stage_model.": autoencoder})
     networks = {"transformer": OURS, "text_encoder": native, "vae": autoencoder}
-    check.check_checkpoint(resolve, folder, "krea2", networks, left=("text_encoder/visual.",))
-    check.check_checkpoint(resolve, single, "krea2", networks)
+    check.check_checkpoint(KREA2_FILES.resolve, folder, "krea2", networks, left=("text_encoder/visual.",))
+    check.check_checkpoint(KREA2_FILES.resolve, single, "krea2", networks)
 
 
 def test_files_of_single_networks_are_told_apart(theirs, text):

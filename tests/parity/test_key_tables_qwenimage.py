@@ -7,9 +7,9 @@ import pytest
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.names import (
     PUBLISHED_VAE,
+    QWENIMAGE_FILES,
     base_modules,
     lora_family,
-    resolve,
     transformer_to_diffusers,
 )
 from flame_train.models.qwenimage.transformer import QwenImage
@@ -58,8 +58,8 @@ def test_whole_checkpoints_of_both_layouts_are_sorted(theirs, text):
     single = check.below({"model.diffusion_model.": OURS, encoder: native, "first_stage_model.": autoencoder})
     networks = {"transformer": OURS, "text_encoder": native, "vae": autoencoder}
     left = "text_encoder/model.visual.", "text_encoder/lm_head."
-    check.check_checkpoint(resolve, folder, "qwenimage", networks, left)
-    check.check_checkpoint(resolve, single, "qwenimage", networks)
+    check.check_checkpoint(QWENIMAGE_FILES.resolve, folder, "qwenimage", networks, left)
+    check.check_checkpoint(QWENIMAGE_FILES.resolve, single, "qwenimage", networks)
 
 
 def test_files_of_single_networks_are_told_apart(theirs, text):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flame_train.models.qwenimage1.names import base_modules, lora_family, resolve
+from flame_train.models.qwenimage1.names import QWENIMAGE1_FILES, base_modules, lora_family
 from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
 from flame_train.networks.files.identify import could_be, identify, lora_could_be
 from flame_train.networks.vae.vae import Vae, VaeArch
@@ -58,7 +58,7 @@ def test_checkpoints_of_every_kind_are_sorted(theirs, text):
     networks = {"transformer": OURS, "text_encoder": native, "vae": autoencoder}
     left = "text_encoder/model.visual.", "text_encoder/visual.", "text_encoder/lm_head."
     for names in (*inside, single):
-        check.check_checkpoint(resolve, names, "qwenimage1", networks, left)
+        check.check_checkpoint(QWENIMAGE1_FILES.resolve, names, "qwenimage1", networks, left)
 
 
 def test_files_of_single_networks_are_told_apart(theirs, text):

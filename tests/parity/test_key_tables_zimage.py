@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flame_train.io.resolve import native_shapes
-from flame_train.models.zimage.names import ZIMAGE_FILES, base_modules, lora_family, resolve, transformer_to_diffusers
+from flame_train.models.zimage.names import ZIMAGE_FILES, base_modules, lora_family, transformer_to_diffusers
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.networks.files.identify import identify
 from flame_train.networks.files.stated import NOTHING
@@ -65,9 +65,9 @@ def test_whole_checkpoints_of_both_layouts_are_sorted(theirs):
     folder = check.below({"transformer/": theirs, "text_encoder/": text, "vae/": vae})
     single = check.below({"model.diffusion_model.": OURS, "text_encoders.qwen3_4b.transformer.model.": native})
     networks = {"transformer": OURS, "text_encoder": native}
-    check.check_checkpoint(resolve, folder, "zimage", networks, left=("text_encoder/lm_head.",))
-    check.check_checkpoint(resolve, single, "zimage", networks)
-    found = native_shapes(resolve(folder).sources["vae"], folder)
+    check.check_checkpoint(ZIMAGE_FILES.resolve, folder, "zimage", networks, left=("text_encoder/lm_head.",))
+    check.check_checkpoint(ZIMAGE_FILES.resolve, single, "zimage", networks)
+    found = native_shapes(ZIMAGE_FILES.resolve(folder).sources["vae"], folder)
     assert found.keys() == ZIMAGE_FILES.build("vae", found, NOTHING).shapes().keys()
 
 

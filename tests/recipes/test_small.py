@@ -32,7 +32,7 @@ def test_it_loads_whole_and_nothing_is_left_over(small_base):
     components = "unet", "vae", "text_encoder", "text_encoder_2"
     unet, vae, *clips = (SDXL_FILES.load(small_base, c, device="cpu", dtype="float32") for c in components)
     with SafetensorsFile(small_base) as file:
-        resolved = sdxl.resolve(file.names)
+        resolved = sdxl.SDXL_FILES.resolve(file.names)
     assert resolved.unknown == resolved.ignored == ()
     assert {clip.arch.vocabulary for clip in clips} == {49408}
     assert unet.arch.channel_mult == (1, 2, 2)

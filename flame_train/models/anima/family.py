@@ -13,7 +13,6 @@ from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.errors import ConfigError
-from flame_train.io.lora_names import LoraFamily
 from flame_train.models.anima import names
 from flame_train.models.anima.names import ANIMA_FILES
 from flame_train.models.anima.transformer import Anima, AnimaArch
@@ -71,6 +70,7 @@ def _networks(arch: AnimaArch, adapter: AdapterArch, qwen3: Qwen3Arch, vae: VaeA
 class AnimaFamily(FlowFamily):
     name = "anima"
     files = ANIMA_FILES
+    lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"qwen3": "text_encoder"})
     published = MappingProxyType(
         {
@@ -101,6 +101,3 @@ class AnimaFamily(FlowFamily):
             lora_names=names.lora_family(),
             presets=PRESETS,
         )
-
-    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return names.lora_family()

@@ -7,15 +7,14 @@ the transformer. In a diffusers folder it is a part of its own, `text_conditione
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, Rule, lines, scaled_fp8_rules, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import Component, Layout, Resolved
-from flame_train.io.resolve import resolve as resolve_components
+from flame_train.io.resolve import Component, Layout, Resolved, resolve
 from flame_train.models.anima.transformer import MODULATIONS, Anima, AnimaArch
 from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
@@ -94,20 +93,16 @@ COMPONENTS: Final = (
 _IN_TRANSFORMER: Final = re.compile(r"(model\.diffusion_model\.|diffusion_model\.|net\.)?llm_adapter\.")
 
 
-def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
-    """Returns which tensor of a file, or of a diffusers folder, is which native tensor of which component.
-
-    `names` as `open_weights` gives them. `only` ("transformer", "text_conditioner", "vae", "text_encoder") says that
-    the file holds that component alone; the transformer's may have the adapter in it.
-    """
-    transformer, conditioner, *others = COMPONENTS
+def _sort(components: Sequence[Component], names: Iterable[str], only: str | None = None) -> Resolved:
+    """Sorts the names of a file into components; the transformer's own may have the adapter in it."""
+    transformer, conditioner, *others = components
     every = list(names)
     if only == "transformer":
         adapter = [name for name in every if _IN_TRANSFORMER.match(name)]
         if adapter:
-            rest = resolve_components([transformer], sorted(set(every) - set(adapter)), only)
-            return _together(rest, resolve_components([conditioner], adapter))
-    return resolve_components([conditioner, transformer, *others], every, only)  # the narrower prefix first
+            rest = resolve([transformer], sorted(set(every) - set(adapter)), only)
+            return _together(rest, resolve([conditioner], adapter))
+    return resolve([conditioner, transformer, *others], every, only)  # the narrower prefix first
 
 
 def _together(one: Resolved, other: Resolved) -> Resolved:
@@ -166,7 +161,7 @@ _NETWORKS: Final = built_by(
     vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.qwen_image())),
     text_encoder=(Qwen3, Qwen3Arch.from_shapes),
 )
-ANIMA_FILES: Final = FamilyFiles("anima", COMPONENTS, resolve, {"qwen3-0.6b": "text_encoder"}, _NETWORKS)
+ANIMA_FILES: Final = FamilyFiles("anima", COMPONENTS, {"qwen3-0.6b": "text_encoder"}, _NETWORKS, _sort)
 
 # a layer of a block or of the adapter, its path's dots made underscores, behind any trainer's prefix
 _IN_BLOCK: Final = (

@@ -62,10 +62,7 @@ class AnimaArch(TransformerArch):
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
-
-        Raises ModelFileError naming a missing tensor, what is stated otherwise, or for the variants that take films.
-        """
+        """Reads the architecture, as `networks.arch` says. Refuses the variants that take films."""
         width, features = _shape(shapes, "x_embedder.proj.1.weight")
         out_features = _shape(shapes, "final_layer.linear.weight")[0]
         if features != out_features + PATCH**2:

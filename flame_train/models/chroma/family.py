@@ -12,7 +12,6 @@ import numpy as np
 
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor, nn
-from flame_train.io.lora_names import LoraFamily
 from flame_train.models.chroma import names
 from flame_train.models.chroma.names import CHROMA_FILES
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
@@ -61,6 +60,7 @@ def _networks(arch: ChromaArch, t5: T5Arch, vae: VaeArch) -> Networks:
 class ChromaFamily(FlowFamily):
     name = "chroma"
     files = CHROMA_FILES
+    lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"t5": "text_encoder"})
     unsupported = (*FlowFamily.unsupported, "text_encoders.t5_padding")  # it always looks at one token of padding
     published = MappingProxyType(
@@ -87,6 +87,3 @@ class ChromaFamily(FlowFamily):
 
     def distilled(self, base: Path) -> str:
         return "is called Flash" if "flash" in published_name(base) else ""
-
-    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return names.lora_family()

@@ -11,7 +11,6 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.chroma.transformer import Chroma, ChromaArch
 from flame_train.models.flux.names import blocks_to_diffusers
 from flame_train.networks.files.build_parts import built_by
@@ -49,10 +48,6 @@ COMPONENTS: Final = (
     VAE,
     t5.component("text_encoder", (t5.SINGLE_FILE_PREFIX, "text_encoder/")),
 )
-
-
-resolve: Final = partial(resolve_components, COMPONENTS)
-"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
 
 
 def base_modules() -> dict[str, tuple[str, ...]]:
@@ -95,7 +90,7 @@ _NETWORKS: Final = built_by(
     vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.flux())),
     text_encoder=(T5Encoder, T5Arch.from_shapes),
 )
-CHROMA_FILES: Final = FamilyFiles("chroma", COMPONENTS, resolve, {"t5-xxl": "text_encoder"}, _NETWORKS)
+CHROMA_FILES: Final = FamilyFiles("chroma", COMPONENTS, {"t5-xxl": "text_encoder"}, _NETWORKS)
 
 MARKS: Final = Marks(
     names={"chroma": "Chroma", "chroma-radiance": "Chroma1 Radiance, which works on pixels"},

@@ -68,10 +68,7 @@ class ChromaArch(DoubleSingleArch):
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
-
-        Raises ModelFileError naming a missing tensor, or what is stated otherwise.
-        """
+        """Reads the architecture, as `networks.arch` says."""
         features = _shape(shapes, "img_in.weight")[1]
         hidden, guidance_shape = _shape(shapes, "distilled_guidance_layer.in_proj.weight")
         if guidance_shape != _FEATURES:

@@ -80,9 +80,14 @@ class Family(ABC):
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Model:
         """Returns the model of these networks, by component. Raises ConfigError for settings that do not fit it."""
 
+    @staticmethod
     @abstractmethod
+    def lora_names() -> LoraFamily:
+        """Returns how LoRA files name its modules."""
+
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
         """Returns the module names of a LoRA file with these tensors, by the model that they identify."""
+        return self.lora_names()
 
     @property
     def title(self) -> str:

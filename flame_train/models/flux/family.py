@@ -14,7 +14,6 @@ from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor, nn
 from flame_train.errors import DataError
-from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, stated_in
 from flame_train.models.common.flow_model import DOUBLE_SINGLE_PRESETS, FlowFamily, FlowModel
@@ -134,6 +133,7 @@ class FluxFamily(FlowFamily):
     name = "flux"
     own_keys = ("model.kontext",)
     files = FLUX_FILES
+    lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"clip_l": "text_encoder", "t5": "text_encoder_2"})
     unsupported = ("model.prediction", "data.max_tokens", "loss.zero_terminal_snr")
     published = MappingProxyType(
@@ -163,6 +163,3 @@ class FluxFamily(FlowFamily):
 
     def distilled(self, base: Path) -> str:
         return "is called schnell" if "schnell" in published_name(base) else ""
-
-    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return names.lora_family()

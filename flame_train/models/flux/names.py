@@ -14,7 +14,7 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, Op, Rule, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import resolve as resolve_components
+from flame_train.io.resolve import resolve
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
@@ -102,10 +102,6 @@ COMPONENTS: Final = (
 )
 
 
-resolve: Final = partial(resolve_components, COMPONENTS, idle=_ELSEWHERE)
-"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
-
-
 def base_modules() -> dict[str, tuple[str, ...]]:
     """Component -> native paths of its linear layers: 314 in dev's transformer, 72 in CLIP-L, 168 in T5-XXL."""
     return {"transformer": tuple(_linears()), "text_encoder": clip.CLIP_L_MODULES, "text_encoder_2": t5.modules(24)}
@@ -153,7 +149,7 @@ _NETWORKS: Final = built_by(
     text_encoder_2=(T5Encoder, T5Arch.from_shapes),
 )
 _ALONE: Final = {"clip-l": "text_encoder", "t5-xxl": "text_encoder_2"}
-FLUX_FILES: Final = FamilyFiles("flux", COMPONENTS, resolve, _ALONE, _NETWORKS)
+FLUX_FILES: Final = FamilyFiles("flux", COMPONENTS, _ALONE, _NETWORKS, partial(resolve, idle=_ELSEWHERE))
 
 # what no layer of Flux.1 is called; the rows of its single blocks and of its MLPs are fewer, too
 _NO_FLUX: Final = (

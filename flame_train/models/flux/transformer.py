@@ -73,11 +73,7 @@ class FluxArch(DoubleSingleArch):
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
-
-        Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and control variants
-        (extra input channels).
-        """
+        """Reads the architecture, as `networks.arch` says. Refuses inpainting and control variants."""
         features = _shape(shapes, "img_in.weight")[1]
         out_features = _shape(shapes, "final_layer.linear.weight")[0]
         if features != out_features:

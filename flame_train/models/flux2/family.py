@@ -15,7 +15,6 @@ from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.errors import DataError
-from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, says_distilled
 from flame_train.models.common.flow_model import (
@@ -97,6 +96,7 @@ def _small() -> Networks:
 class Flux2Family(FlowFamily):
     name = "flux2"
     files = FLUX2_FILES
+    lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"qwen3": "text_encoder"})
     published = MappingProxyType(
         {
@@ -126,6 +126,3 @@ class Flux2Family(FlowFamily):
         if "klein" in name and "base" not in name:
             return "is called klein without base"
         return says_distilled(base)
-
-    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return names.lora_family()

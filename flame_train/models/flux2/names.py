@@ -12,7 +12,6 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraFamily, modules_by_table
-from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
@@ -80,10 +79,6 @@ COMPONENTS: Final = (
 )
 
 
-resolve: Final = partial(resolve_components, COMPONENTS)
-"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
-
-
 def base_modules(depth: int, single_depth: int) -> tuple[str, ...]:
     """Native paths of the transformer's linear layers: 89 in klein 4B, 121 in klein 9B."""
     return tuple(_linears(depth, single_depth))
@@ -120,7 +115,7 @@ _NETWORKS: Final = built_by(
     text_encoder=(Qwen3, Qwen3Arch.from_shapes),
 )
 _ALONE: Final = {"qwen3-4b": "text_encoder", "qwen3-8b": "text_encoder"}
-FLUX2_FILES: Final = FamilyFiles("flux2", COMPONENTS, resolve, _ALONE, _NETWORKS)
+FLUX2_FILES: Final = FamilyFiles("flux2", COMPONENTS, _ALONE, _NETWORKS)
 
 _SINGLE_FILE, _DIFFUSERS = (f"single_stream_modulation.{end}.weight" for end in ("lin", "linear"))
 _GUIDED: Final = ("guidance_in.*", "time_guidance_embed.guidance_embedder.*")

@@ -63,10 +63,7 @@ class Flux2Arch(DoubleSingleArch):
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
-
-        Raises ModelFileError naming a missing tensor, what is stated otherwise, or for dev, which has a guidance input.
-        """
+        """Reads the architecture, as `networks.arch` says. Refuses dev, which has a guidance input."""
         if "guidance_in.in_layer.weight" in shapes:
             raise ModelFileError(
                 "FLUX.2: expected klein, found a guidance input: this is FLUX.2 dev, whose text encoder is not "

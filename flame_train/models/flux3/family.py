@@ -14,7 +14,6 @@ from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import TARGET, FlowMapPath, FlowPath, Shift, constant_shift, dynamic_sigmas
 from flame_train.diffusion.samplers.euler import Euler
 from flame_train.engine import Tensor, nn
-from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weights import open_weights
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, stated_in
@@ -105,6 +104,7 @@ def _small() -> Networks:
 class Flux3Family(FlowFamily):
     name = "flux3"
     files = FLUX3_FILES
+    lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"qwen3": "text_encoder"})
     published = MappingProxyType(
         {
@@ -137,9 +137,6 @@ class Flux3Family(FlowFamily):
             is_marked = any(sign in name for name in weights.names for sign in names.DISTILLED)
         known = "no loss of one is published; with an adapter it is trained as a flow, by its steps of no length"
         return f"is a flow map, which is told where a step goes to ({known})" if is_marked else ""
-
-    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return names.lora_family()
 
 
 def _shift_beside(base: Path) -> float:

@@ -12,7 +12,6 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraFamily, modules_by_table
-from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.flux3.transformer import Flux3, Flux3Arch
 from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
@@ -78,10 +77,6 @@ COMPONENTS: Final = (
 )
 
 
-resolve: Final = partial(resolve_components, COMPONENTS)
-"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
-
-
 def base_modules(depth: int = 5, single_depth: int = 28) -> tuple[str, ...]:
     """Native paths of the transformer's linear layers: 271 in klein base."""
     return tuple(_linears(depth, single_depth))
@@ -116,7 +111,7 @@ _NETWORKS: Final = built_by(
     vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.flux2())),
     text_encoder=(Qwen3, partial(Qwen3Arch.from_shapes, theta=VL_THETA)),
 )
-FLUX3_FILES: Final = FamilyFiles("flux3", COMPONENTS, resolve, {"qwen3-vl-4b": "text_encoder"}, _NETWORKS)
+FLUX3_FILES: Final = FamilyFiles("flux3", COMPONENTS, {"qwen3-vl-4b": "text_encoder"}, _NETWORKS)
 
 # layers that no other model has, their paths' dots made underscores, behind any trainer's prefix
 _OWN: Final = (

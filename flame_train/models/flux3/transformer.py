@@ -64,10 +64,7 @@ class Flux3Arch(TransformerArch):
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
-
-        Raises ModelFileError naming a missing tensor, or what is stated otherwise.
-        """
+        """Reads the architecture, as `networks.arch` says."""
         width, channels = _shape(shapes, "emb_in.image.weight")
         arch = cls(
             width=width,

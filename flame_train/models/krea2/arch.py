@@ -75,10 +75,7 @@ class Krea2Arch:
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
-
-        Raises ModelFileError naming a missing tensor, or what is stated otherwise.
-        """
+        """Reads the architecture, as `networks.arch` says."""
         width, features = _shape(shapes, "first.weight")
         (head_dim,) = _shape(shapes, "blocks.0.attn.qknorm.qnorm.scale")
         (text_head_dim,) = _shape(shapes, "txtfusion.refiner_blocks.0.attn.qknorm.qnorm.scale")

@@ -16,7 +16,6 @@ from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import Shift, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor, nn
 from flame_train.errors import ModelFileError
-from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, network_of, published_name, says_distilled, stated_in
 from flame_train.models.common.flow_model import DistillableModel, FlowFamily, networks_with_qwen3
@@ -94,6 +93,7 @@ def _published() -> Networks:
 class Krea2Family(FlowFamily):
     name = "krea2"
     files = KREA2_FILES
+    lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"qwen3": "text_encoder"})
     published = MappingProxyType(
         {
@@ -124,9 +124,6 @@ class Krea2Family(FlowFamily):
         if "turbo" in published_name(base):
             return "is called Turbo"
         return says_distilled(base)
-
-    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return names.lora_family()
 
 
 def _taps(parts: Mapping[str, Part], index: Stated) -> tuple[int, ...]:

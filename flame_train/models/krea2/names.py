@@ -11,7 +11,6 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraFamily, modules_by_table
-from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.krea2.transformer import Krea2
 from flame_train.networks.files.build_parts import built_by
@@ -70,10 +69,6 @@ COMPONENTS: Final = (
 )
 
 
-resolve: Final = partial(resolve_components, COMPONENTS)
-"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
-
-
 def base_modules() -> tuple[str, ...]:
     """Native paths of the transformer's linear layers: 264 in Krea 2."""
     ends = ("first", "tmlp.0", "tmlp.2", "tproj.1", "txtmlp.1", "txtmlp.3", "txtfusion.projector", "last.linear")
@@ -102,7 +97,7 @@ _NETWORKS: Final = built_by(
     vision=(VisionTower, VisionArch.from_shapes),
     text_encoder=(Qwen3, partial(Qwen3Arch.from_shapes, theta=VL_THETA)),
 )
-KREA2_FILES: Final = FamilyFiles("krea2", COMPONENTS, resolve, {"qwen3-vl-4b": "text_encoder"}, _NETWORKS)
+KREA2_FILES: Final = FamilyFiles("krea2", COMPONENTS, {"qwen3-vl-4b": "text_encoder"}, _NETWORKS)
 
 # layers that no other model has, their paths' dots made underscores, behind any trainer's prefix
 _OWN: Final = (

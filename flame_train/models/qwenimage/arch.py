@@ -59,10 +59,7 @@ class QwenImageArch(TransformerArch):
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
-
-        Raises ModelFileError naming a missing tensor, or what is stated otherwise.
-        """
+        """Reads the architecture, as `networks.arch` says."""
         width, channels = _shape(shapes, "img_in.weight")
         (head_dim,) = _shape(shapes, "transformer_blocks.0.attn.norm_q.weight")
         arch = cls(

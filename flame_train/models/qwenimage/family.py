@@ -16,7 +16,6 @@ from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import Shift, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor, nn
 from flame_train.errors import DataError
-from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule, controls_of
 from flame_train.models.common.family import Networks, Opening, published_name, stated_in
 from flame_train.models.common.flow_model import FlowFamily, FlowModel, networks_with_qwen3
@@ -129,6 +128,7 @@ def _networks(denoiser: QwenImageArch, text: Qwen3Arch, own_vae: VaeArch, vision
 class QwenImageFamily(FlowFamily):
     name = "qwenimage"
     files = QWENIMAGE_FILES
+    lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"qwen3": "text_encoder"})
     published = MappingProxyType(
         {
@@ -163,9 +163,6 @@ class QwenImageFamily(FlowFamily):
         if "turbo" in published_name(base):
             return "is called Turbo"
         return "states noise levels of few steps" if _levels(base) else ""
-
-    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return names.lora_family()
 
 
 def _levels(base: Path) -> tuple[float, ...]:

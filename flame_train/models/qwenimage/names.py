@@ -12,7 +12,6 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraFamily, modules_by_table
-from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.qwenimage.arch import QwenImageArch
 from flame_train.models.qwenimage.transformer import QwenImage
 from flame_train.networks.files.build_parts import built_by
@@ -96,10 +95,6 @@ COMPONENTS: Final = (
 )
 
 
-resolve: Final = partial(resolve_components, COMPONENTS)
-"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
-
-
 def base_modules() -> tuple[str, ...]:
     """Native paths of the transformer's linear layers: 200 in Qwen-Image 2.1."""
     return *_ENDS, *(f"transformer_blocks.{i}.{part}" for i in range(32) for part in _LINEAR)
@@ -129,7 +124,7 @@ _NETWORKS: Final = built_by(
     text_encoder=(Qwen3, partial(Qwen3Arch.from_shapes, theta=VL_THETA)),
 )
 _ALONE: Final = {"qwen3-vl-8b": "text_encoder"}
-QWENIMAGE_FILES: Final = FamilyFiles("qwenimage", COMPONENTS, resolve, _ALONE, _NETWORKS)
+QWENIMAGE_FILES: Final = FamilyFiles("qwenimage", COMPONENTS, _ALONE, _NETWORKS)
 
 _WIDTH: Final = 4096
 _FUSED: Final = "transformer_blocks.0.img_mlp.gate_up.weight"

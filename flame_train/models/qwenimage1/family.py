@@ -12,7 +12,6 @@ import numpy as np
 
 from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import Shift, dynamic_sigmas
-from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Opening, published_name
 from flame_train.models.common.flow_model import FlowFamily, FlowModel, networks_with_qwen3
 from flame_train.models.common.model import SamplingDefaults
@@ -63,6 +62,7 @@ class QwenImage1Model(FlowModel):
 class QwenImage1Family(FlowFamily):
     name = "qwenimage1"
     files = QWENIMAGE1_FILES
+    lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"qwen3": "text_encoder"})
     published = MappingProxyType(
         {
@@ -92,6 +92,3 @@ class QwenImage1Family(FlowFamily):
     def distilled(self, base: Path) -> str:
         sign = next((word for word in _FEW_STEPS if word in published_name(base)), "")
         return f"has {sign} in its name" if sign else ""
-
-    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return names.lora_family()

@@ -9,7 +9,6 @@ from typing import Final
 from flame_train.io.keymap import KeyMap, Line, lines, scaled_fp8_rules, table
 from flame_train.io.lora_names import LoraFamily, modules_as_they_are
 from flame_train.io.resolve import Layout
-from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
 from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
@@ -54,10 +53,6 @@ COMPONENTS: Final = (
 )
 
 
-resolve: Final = partial(resolve_components, COMPONENTS)
-"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
-
-
 def base_modules(depth: int = 60) -> tuple[str, ...]:
     """Native paths of the transformer's linear layers: 846 in Qwen-Image 1."""
     return *_ENDS, *(f"transformer_blocks.{i}.{part}" for i in range(depth) for part in _LINEAR)
@@ -83,7 +78,7 @@ _NETWORKS: Final = built_by(
     text_encoder=(Qwen3, Qwen3Arch.from_shapes),
 )
 _ALONE: Final = {"qwen2.5-vl-7b": "text_encoder"}
-QWENIMAGE1_FILES: Final = FamilyFiles("qwenimage1", COMPONENTS, resolve, _ALONE, _NETWORKS)
+QWENIMAGE1_FILES: Final = FamilyFiles("qwenimage1", COMPONENTS, _ALONE, _NETWORKS)
 
 MARKS: Final = Marks(
     names={"qwenimage1": "Qwen-Image 1"},

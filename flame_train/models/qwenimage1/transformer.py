@@ -53,10 +53,7 @@ class QwenImage1Arch(TransformerArch):
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
-
-        Raises ModelFileError naming a missing tensor, or what is stated otherwise, as the variants that edit do.
-        """
+        """Reads the architecture, as `networks.arch` says. Refuses variants that edit."""
         width, features = _shape(shapes, "img_in.weight")
         (head_dim,) = _shape(shapes, "transformer_blocks.0.attn.norm_q.weight")
         arch = cls(

@@ -110,6 +110,7 @@ def _small() -> Networks:
 class Sd3Family(Family):
     name = "sd3"
     files = SD3_FILES
+    lora_names = staticmethod(lambda: names.lora_family_of({}))
     encoders = MappingProxyType({"clip_l": "text_encoder", "clip_g": "text_encoder_2", "t5": "text_encoder_3"})
     unsupported = (
         "model.prediction",

@@ -70,10 +70,7 @@ class MMDiTArch(TransformerArch):
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Returns the architecture of a file's denoiser, from its native names and shapes, and what its folder states.
-
-        Raises ModelFileError naming a missing tensor, or what is stated otherwise.
-        """
+        """Reads the architecture, as `networks.arch` says."""
         width, channels = _shape(shapes, "x_embedder.proj.weight")[:2]
         norm = shapes.get("joint_blocks.0.x_block.attn.ln_q.weight")
         stated.require(patch_size=2, pos_embed_max_size=math.isqrt(_shape(shapes, "pos_embed")[1]))

@@ -12,7 +12,7 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, Shape, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import resolve as resolve_components
+from flame_train.io.resolve import resolve
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
@@ -106,10 +106,6 @@ COMPONENTS: Final = (
 )
 
 
-resolve: Final = partial(resolve_components, COMPONENTS, idle=_ELSEWHERE)
-"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
-
-
 @lru_cache(maxsize=4)
 def lora_family(depth: int = 38, dual: Sequence[int] | None = None) -> LoraFamily:
     """Returns how LoRA files of SD3 and SD3.5 name their modules, for a transformer of `depth` blocks: 24 or 38.
@@ -201,7 +197,7 @@ _NETWORKS: Final = built_by(
     text_encoder_3=(T5Encoder, T5Arch.from_shapes),
 )
 _ALONE: Final = {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2", "t5-xxl": "text_encoder_3"}
-SD3_FILES: Final = FamilyFiles("sd3", COMPONENTS, resolve, _ALONE, _NETWORKS)
+SD3_FILES: Final = FamilyFiles("sd3", COMPONENTS, _ALONE, _NETWORKS, partial(resolve, idle=_ELSEWHERE))
 
 _SIZES: Final = ("sd3-medium", "sd35-medium", "sd35-large")
 _LARGE: Final = 2432

@@ -24,7 +24,6 @@ from flame_train.diffusion.weightings import WEIGHTINGS, Weighting
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ConfigError
-from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Family, Networks, Opening
 from flame_train.models.common.model import Example, Model, SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec, copy_small_sdxl
@@ -155,6 +154,7 @@ def _tiny() -> Networks:
 class SdxlFamily(Family):
     name = "sdxl"
     files = SDXL_FILES
+    lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"clip_l": "text_encoder", "clip_g": "text_encoder_2"})
     unsupported = ("loss.guidance_scale",)
     published = MappingProxyType(
@@ -212,9 +212,6 @@ class SdxlFamily(Family):
     def open(self, opening: Opening) -> Model:
         _check_prediction(opening.base, opening.model.prediction)
         return super().open(opening)
-
-    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return names.lora_family()
 
     def write_small_base(self, folder: Path, seed: int) -> None:
         copy_small_sdxl(folder / "base.safetensors")

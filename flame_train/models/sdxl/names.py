@@ -9,8 +9,7 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, as_stored
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import Component, Layout
-from flame_train.io.resolve import resolve as resolve_components
+from flame_train.io.resolve import Component, Layout, resolve
 from flame_train.models.sdxl.names_unet import SDXL_LEVELS, UNET_MODULES, UNetLevels, unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.networks.files.build_parts import built_by
@@ -51,10 +50,6 @@ COMPONENTS: Final = (
 )
 
 
-resolve: Final = partial(resolve_components, COMPONENTS, idle=_ELSEWHERE)
-"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
-
-
 @lru_cache(maxsize=1)
 def lora_family() -> LoraFamily:
     """Returns how SDXL LoRA files name the modules of SDXL base."""
@@ -84,7 +79,7 @@ _NETWORKS: Final = built_by(
     text_encoder_2=(ClipTextEncoder, partial(ClipArch.from_shapes, activation="gelu")),
 )
 _ALONE: Final = {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2"}
-SDXL_FILES: Final = FamilyFiles("sdxl", COMPONENTS, resolve, _ALONE, _NETWORKS)
+SDXL_FILES: Final = FamilyFiles("sdxl", COMPONENTS, _ALONE, _NETWORKS, partial(resolve, idle=_ELSEWHERE))
 
 
 _INPUTS: Final = {4: "", 8: " (edit)", 9: " (inpainting)"}

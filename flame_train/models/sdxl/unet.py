@@ -67,11 +67,7 @@ class UNetArch:
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Returns the architecture of a file's UNet, from its native names and shapes, and what its folder states.
-
-        Raises ModelFileError naming a missing tensor, what is stated otherwise, or for inpainting and edit variants
-        (extra input channels).
-        """
+        """Reads the architecture, as `networks.arch` says. Refuses inpainting and edit variants."""
         stated.require(**AS_SDXL)
         seen, made = _shape(shapes, "input_blocks.0.0.weight")[1], _shape(shapes, "out.2.weight")[0]
         if seen != made:

@@ -13,7 +13,6 @@ import numpy as np
 from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import Shift, constant_shift, dynamic_sigmas
 from flame_train.engine import Tensor, nn
-from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.family import Networks, Opening, published_name, stated_in
 from flame_train.models.common.flow_model import DistillableModel, FlowFamily, networks_with_qwen3
 from flame_train.models.common.model import SamplingDefaults
@@ -67,6 +66,7 @@ def _small() -> Networks:
 class ZImageFamily(FlowFamily):
     name = "zimage"
     files = ZIMAGE_FILES
+    lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"qwen3": "text_encoder"})
     published = MappingProxyType(
         {
@@ -94,6 +94,3 @@ class ZImageFamily(FlowFamily):
             return "is called Turbo"
         stated = stated_in(base, "scheduler/scheduler_config.json")
         return "has a scheduler of Turbo's shift" if stated.number("shift", _SAMPLING_SHIFT) == _TURBO_SHIFT else ""
-
-    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
-        return names.lora_family()

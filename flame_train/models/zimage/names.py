@@ -12,7 +12,6 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraFamily, modules_by_table
-from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.zimage.transformer import ZImage, ZImageArch
 from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
@@ -69,10 +68,6 @@ COMPONENTS: Final = (
 )
 
 
-resolve: Final = partial(resolve_components, COMPONENTS)
-"""Which tensor of a file, or of a diffusers folder, is which native tensor of which component; see `io.resolve`."""
-
-
 def base_modules() -> tuple[str, ...]:
     """Native paths of the transformer's linear layers: 209 in Z-Image."""
     return tuple(_linears())
@@ -107,7 +102,7 @@ _NETWORKS: Final = built_by(
     vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.flux())),
     text_encoder=(Qwen3, Qwen3Arch.from_shapes),
 )
-ZIMAGE_FILES: Final = FamilyFiles("zimage", COMPONENTS, resolve, {"qwen3-4b": "text_encoder"}, _NETWORKS)
+ZIMAGE_FILES: Final = FamilyFiles("zimage", COMPONENTS, {"qwen3-4b": "text_encoder"}, _NETWORKS)
 
 # a layer of a block, its path's dots made underscores, behind any trainer's prefix
 _IN_BLOCK: Final = r"^(.*_)?(layers|noise_refiner|context_refiner)_\d+_(attention|feed_forward|adaLN)_"

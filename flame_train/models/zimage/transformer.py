@@ -149,10 +149,7 @@ class ZImageArch(TransformerArch):
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Reads the architecture of a file's transformer from native names and shapes, and what its folder states.
-
-        Raises ModelFileError naming a missing tensor, what is stated otherwise, or for the variants that take images.
-        """
+        """Reads the architecture, as `networks.arch` says. Refuses the variants that take images."""
         width, features = _shape(shapes, "x_embedder.weight")
         (head_dim,) = _shape(shapes, "layers.0.attention.q_norm.weight")
         arch = cls(

@@ -6,16 +6,16 @@ The differences between families are values of this class.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from flame_train.engine import nn
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError, counted
-from flame_train.io.resolve import Component, Resolved
+from flame_train.io.resolve import Component, Resolved, resolve
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.networks.files.build_parts import Build, parts
@@ -26,26 +26,26 @@ from flame_train.networks.files.stated import Stated
 _LOG = logging.getLogger(__name__)
 
 
-class Resolve(Protocol):
-    """Which tensor of a file is which native tensor of which component; see `models.flux.names.resolve`."""
-
-    def __call__(self, names: Iterable[str], only: str | None = None) -> Resolved: ...
-    def __hash__(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FamilyFiles:
     """Where a family's networks lie, and how they are built.
 
     `family` is a key of `model_names()`. `alone` maps the identified family of a single text encoder's file to its
-    component.
+    component. `sort` sorts the names of a file into components, as `io.resolve` does.
     """
 
     family: str
     components: Sequence[Component]
-    resolve: Resolve
     alone: Mapping[str, str]
     build: Build
+    sort: Callable[[Sequence[Component], Iterable[str], str | None], Resolved] = resolve
+
+    def resolve(self, names: Iterable[str], only: str | None = None) -> Resolved:
+        """Returns which tensor of a file, or of a diffusers folder, is which native tensor of which component.
+
+        `only` says that the file holds that component alone.
+        """
+        return self.sort(self.components, names, only)
 
     def parts(self, path: str | Path, components: Collection[str]) -> dict[str, Part]:
         """These networks of a file or folder, by component, from one reading of its headers.
@@ -100,7 +100,7 @@ class FamilyFiles:
         if not only:
             expected = self._in_words(components)
             raise ModelFileError(f"{weights.path}: expected {expected}, found {identity.detail}; name another file")
-        resolved = _resolve(self.resolve, weights.names, None if only == "checkpoint" else only)
+        resolved = _resolve(self, weights.names, None if only == "checkpoint" else only)
         prefixes = tuple(prefix for component in self.components for prefix in component.prefixes)
         if only == "checkpoint":
             _tell_stray(weights.path, tuple(name for name in resolved.unknown if not name.startswith(prefixes)))
@@ -150,6 +150,6 @@ def _tell_stray(path: Path, names: tuple[str, ...]) -> None:
 
 
 @lru_cache(maxsize=16)
-def _resolve(resolve: Resolve, names: tuple[str, ...], only: str | None) -> Resolved:
+def _resolve(files: FamilyFiles, names: tuple[str, ...], only: str | None) -> Resolved:
     """Returns the components' names of a file's tensors, cached because every stage needs them."""
-    return resolve(names, only)
+    return files.resolve(names, only)

@@ -31,7 +31,7 @@ def test_every_tensor_of_both_layouts_is_found_and_none_left(lists, native, layo
     if model == "schnell":
         shapes = {name: shape for name, shape in shapes.items() if GUIDANCE[layout] not in name}
         expected = {name: shape for name, shape in expected.items() if "guidance_in" not in name}
-    found = flux.resolve(shapes, only="transformer")
+    found = flux.FLUX_FILES.resolve(shapes, only="transformer")
     assert (found.unknown, found.ignored) == ((), ())
     sources = found.sources["transformer"]
     assert native_shapes(sources, shapes) == expected == Flux(getattr(FluxArch, model)()).shapes()
@@ -106,7 +106,7 @@ def test_the_components_of_a_whole_model(published, native, kind):
         name: shape for prefix, part in zip(prefixes, parts, strict=True) for name, shape in below(prefix, part).items()
     }
     extra = {"text_encoders.clip_l.logit_scale": (), "text_encoders.t5xxl.logit_scale": ()}
-    found = flux.resolve(shapes | extra)
+    found = flux.FLUX_FILES.resolve(shapes | extra)
     assert found.unknown == ()
     assert set(found.ignored) == set(extra)
     names = ("transformer", "vae", "text_encoder", "text_encoder_2")

@@ -25,7 +25,7 @@ def model(request):
 
 def parts_of(shapes):
     """The file's components: native names and shapes."""
-    found = sd3.resolve(shapes)
+    found = sd3.SD3_FILES.resolve(shapes)
     assert found.unknown == ()
     return found, {name: native_shapes(sources, shapes) for name, sources in found.sources.items()}
 

@@ -62,7 +62,7 @@ def native(single):
 @pytest.mark.parametrize("layout", ["single", "folder"])
 def test_every_tensor_of_both_layouts_is_found_and_none_left(layout, request, native):
     shapes = request.getfixturevalue(layout)
-    found = sdxl.resolve(shapes)
+    found = sdxl.SDXL_FILES.resolve(shapes)
     assert found.unknown == ()
     assert {part: len(sources) for part, sources in found.sources.items()} == COUNTS
     used = [name for part in found.sources.values() for s in part.values() for name in s.names if s.part == 0]
@@ -76,7 +76,7 @@ def test_every_tensor_of_both_layouts_is_found_and_none_left(layout, request, na
 
 
 def test_what_is_left_out_of_the_single_file_is_known(single):
-    assert set(sdxl.resolve(single).ignored) == {
+    assert set(sdxl.SDXL_FILES.resolve(single).ignored) == {
         "conditioner.embedders.0.transformer.text_model.embeddings.position_ids",
         "conditioner.embedders.1.model.logit_scale",
     }
@@ -159,8 +159,8 @@ class TestAliases:
                 name = name.replace(f"attentions.0.{new}.", f"attentions.0.{before}.")
             return name
 
-        new = sdxl.resolve(shapes, only="vae")
-        before = sdxl.resolve(map(old, shapes), only="vae")
+        new = sdxl.SDXL_FILES.resolve(shapes, only="vae")
+        before = sdxl.SDXL_FILES.resolve(map(old, shapes), only="vae")
         assert before.unknown == ()
         assert before.sources["vae"].keys() == new.sources["vae"].keys()
         source = before.sources["vae"]["encoder.mid.attn_1.q.weight"]
@@ -169,15 +169,15 @@ class TestAliases:
     @pytest.mark.parametrize("part", ["text_encoder", "text_encoder_2"])
     def test_text_model_may_be_missing(self, part, native):
         names = [name.removeprefix("text_model.") for name in native[part]]
-        found = sdxl.resolve(names, only=part)
+        found = sdxl.SDXL_FILES.resolve(names, only=part)
         assert found.unknown == ()
         assert found.sources[part].keys() == native[part].keys()
 
     def test_projection_as_a_linear_weight_among_openclip_names(self, single):
         names = {name.replace(".text_projection", ".text_projection.weight") for name in single}
-        source = sdxl.resolve(names).sources["text_encoder_2"]["text_projection.weight"]
+        source = sdxl.SDXL_FILES.resolve(names).sources["text_encoder_2"]["text_projection.weight"]
         assert source.op is Op.COPY
-        both = sdxl.resolve(names | set(single))
+        both = sdxl.SDXL_FILES.resolve(names | set(single))
         assert both.unknown == ("conditioner.embedders.1.model.text_projection.weight",)
 
     @pytest.mark.parametrize("to_conv", [True, False])
@@ -188,7 +188,7 @@ class TestAliases:
         stored = {**single}
         file_name = PREFIXES[part] + name
         stored[file_name] = (640, 640, 1, 1) if to_conv else (512, 512)
-        fitted = fit(sdxl.resolve(stored).sources[part], stored, native[part])
+        fitted = fit(sdxl.SDXL_FILES.resolve(stored).sources[part], stored, native[part])
         assert fitted.misshaped == ()
         value = np.arange(math.prod(stored[file_name])).reshape(stored[file_name])
         read = fitted.sources[name].read(Arrays({file_name: value}))
@@ -198,7 +198,7 @@ class TestAliases:
     def test_extra_names_that_mean_nothing_here(self, single):
         extra = ["denoiser.sigmas", "denoiser.log_sigmas", "model_ema.decay", "betas", "alphas_cumprod"]
         extra += ["sqrt_one_minus_alphas_cumprod", "conditioner.embedders.0.logit_scale"]
-        found = sdxl.resolve([*single, *extra])
+        found = sdxl.SDXL_FILES.resolve([*single, *extra])
         assert found.unknown == ()
         assert set(extra) <= set(found.ignored)
 
@@ -209,7 +209,7 @@ def test_all_that_is_wrong_is_told_at_once(single, native):
     shapes["model.diffusion_model.input_blocks.0.0.weight"] = (320, 9, 3, 3)
     shapes["model.diffusion_model.input_blocks.99.0.weight"] = (1,)
     shapes["something.else"] = (1,)
-    found = sdxl.resolve(shapes)
+    found = sdxl.SDXL_FILES.resolve(shapes)
     assert found.unknown == ("something.else",)
     fitted = fit(found.sources["unet"], shapes, native["unet"])
     assert fitted.missing == ("input_blocks.0.0.bias",)
@@ -218,7 +218,7 @@ def test_all_that_is_wrong_is_told_at_once(single, native):
 
 
 def test_a_diffusers_name_that_fits_no_rule_is_unknown(folder):
-    found = sdxl.resolve([*folder, "unet/down_blocks.0.attentions.0.proj_in.weight2", "unet/mystery.weight"])
+    found = sdxl.SDXL_FILES.resolve([*folder, "unet/down_blocks.0.attentions.0.proj_in.weight2", "unet/mystery.weight"])
     assert found.unknown == ("unet/down_blocks.0.attentions.0.proj_in.weight2", "unet/mystery.weight")
 
 
