@@ -15,9 +15,7 @@ def choose(
     """Returns the names that presets and globs choose, each once, in the order of `names`.
 
     Args:
-        names: the names to choose from.
         patterns: names of presets, or globs in which `*` also matches dots.
-        presets: the globs of each preset.
         wrong: first line of the error message.
         advice: last line of the error message.
 

@@ -17,12 +17,20 @@ ONCE = {
     **dict.fromkeys(("x_BHWC", "times_B", "controls", "context_BTC", "rows_B"), "networks/blocks.py"),
     **dict.fromkeys(("img_BLD", "txt_BTD", "x_BLD", "x_BSD", "cos_S1E", "sin_S1E", "cos", "sin"), "networks/blocks.py"),
     **dict.fromkeys(("seen_B", "mask"), "networks/blocks.py"),
-    **dict.fromkeys(("input", "layout", "eps", "op", "out", "lse"), "engine/functional.py"),
+    **dict.fromkeys(("input", "layout", "eps", "op", "out", "lse", "g", "target", "targets"), "engine/functional.py"),
+    **dict.fromkeys(("weight", "bias", "residual", "plus", "down", "up", "downs", "ups"), "engine/functional.py"),
+    **dict.fromkeys(("scale", "scales", "interleaved"), "engine/functional.py"),
     **dict.fromkeys(("device", "dtype"), "engine/mode.py"),
     **dict.fromkeys(("source", "overrides"), "config/load.py"),
 }
 """What travels everywhere, with the file whose docstrings describe it: nobody else need."""
-NAMED_SO = frozenset({"config", "family", "folder", "force", "model", "path", "plan", "step", "stop", "target"})
+NAMED_SO = frozenset(
+    (
+        *("adapter", "arena", "attached", "backend", "channels", "config", "denoiser", "dims", "encoded", "family"),
+        *("folder", "force", "index", "model", "name", "numbers", "opening", "optimizer", "part", "path", "plan"),
+        *("processes", "request", "rule", "seed", "shape", "state", "step", "stop", "vae", "view", "weights"),
+    )
+)
 """What its name and its type describe; a docstring has one of these where it means more."""
 HELP = frozenset({"cli.py", "commands/bench.py", "commands/lora_tools.py", "commands/train.py"})
 """The docstring of a command is its `--help`, where each option has a line already."""
@@ -113,7 +121,7 @@ def sections(docstring: str) -> dict[str, str]:
 def missing(method: Method, docstring: str) -> list[str]:
     """What a docstring lacks."""
     told = sections(docstring)
-    lacking = [name for name in method.parameters if not re.search(rf"\b{name}\b", told.get("Args", ""))]
+    lacking = [name for name in method.parameters if not re.search(rf"\b{name}\b", docstring)]
     is_told = "Returns" in told or re.search(r"\b[Rr]eturns |^Says ", docstring.partition("\n")[0])
     lacking += ["Returns"] if method.has_result and not is_told else []
     lacking += ["Raises"] if method.raises and "Raises" not in told else []

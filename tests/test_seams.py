@@ -207,8 +207,7 @@ class Twin(FluxFamily):
     def assemble(self, parts, opening):
         return replace(super().assemble(parts, opening), lora_names=lora_family())
 
-    def lora_names_in(self, shapes):
-        return lora_family()
+    lora_names = staticmethod(lora_family)
 ''',
     "family.toml": """
 loaded_by = ["ComfyUI"]

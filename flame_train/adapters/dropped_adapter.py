@@ -58,8 +58,6 @@ def dropping(adapter: Adapter, name: str, chances: Chances, drops: Drops, per_sa
     """Returns an adapter as steps use it.
 
     Args:
-        adapter: the adapter.
-        name: its layer.
         chances: the probabilities of what is left out.
         drops: the random numbers and the strength of the step that is running.
         per_sample_sign: whether a step may give it another strength.

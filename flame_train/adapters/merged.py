@@ -39,7 +39,8 @@ class MatrixFactors:
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Says whether the update is that of a weight of this shape, its kernel flattened or not."""
-        return fits_flattened(self.weight_shape, shape)
+        mine = self.weight_shape
+        return mine[0] == shape[0] and math.prod(mine[1:]) == math.prod(shape[1:])
 
 
 class MergedAdapter:
@@ -117,8 +118,3 @@ def _merged(weight: Any, first: Tensor, second: Tensor, scale: float, shape: tup
 def as_matrix(x: Array) -> Array:
     """(rows, everything else)."""
     return x.reshape(len(x), -1)
-
-
-def fits_flattened(mine: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Says whether an update of shape `mine` is that of a weight of `shape`; a file's may have the kernel flattened."""
-    return mine[0] == shape[0] and math.prod(mine[1:]) == math.prod(shape[1:])

@@ -80,9 +80,7 @@ def apply_rules(
     """Returns the adapted layers, those of `names` that no rule turns off, and what each has of its own.
 
     Args:
-        names: the chosen layers.
         rules: the rules, of which the last that matches a layer holds for it.
-        presets: the globs of each preset.
         usual: what layers have of their own where their rule says nothing.
 
     Raises:

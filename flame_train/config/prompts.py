@@ -34,11 +34,6 @@ FLAGS: dict[str, tuple[str, Callable[[str], Value], str]] = {
 _KNOWN = ", ".join(f"--{flag} ({key})" for flag, (key, _, _) in FLAGS.items())
 
 
-def has_flags(text: str) -> bool:
-    """Says whether a string is read as a prompt with flags."""
-    return _FLAG.search(text) is not None
-
-
 def read_flags(line: str) -> dict[str, Any]:
     """Returns the keys of a prompt that a line writes.
 
@@ -142,7 +137,7 @@ class Prompt(Section):
     @property
     def short(self) -> str | None:
         """The string that stands for this prompt, if it has nothing but a text."""
-        return self.text if self.model_fields_set == {"text"} and not has_flags(self.text) else None
+        return self.text if self.model_fields_set == {"text"} and not _FLAG.search(self.text) else None
 
 
 def problem(found: Any) -> str:

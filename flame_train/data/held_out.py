@@ -19,7 +19,6 @@ def split(samples: Samples, fraction: float, before: Collection[str] = ()) -> tu
     when others come or go. Of fewer those of the lowest hashes are held out, as many as were asked for, at least one.
 
     Args:
-        samples: all images.
         fraction: the share.
         before: the SHA-256 of images that this run held out when it began; they stay held out, and no others.
 

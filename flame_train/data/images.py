@@ -81,7 +81,6 @@ def probe(
     hash `digests` knows are not even read.
 
     Args:
-        path: the image's file.
         animated: what is done with an animation.
         name: what a message calls the file; None: its path.
         seen: (height, width) in pixels, by hash.

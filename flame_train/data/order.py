@@ -53,7 +53,6 @@ class BatchSchedule:
             bucket_of: the bucket of each item.
             repeats: how often each item comes in one epoch, one number for all or one for each.
             batch_size: items in a batch, one number for all or one for each item.
-            seed: seed of the order.
             weights: factor on the repeats of each item; 0 leaves it out. None: 1 for all.
             fill: whether the last batch of a bucket is filled up with items of the same bucket.
 
@@ -187,9 +186,6 @@ def caption_dropped(probability: float, seed: int, epoch: int, index: int, draw:
 
     Args:
         probability: the share of samples for which the result is true.
-        seed: the run's seed.
-        epoch: the number of the epoch.
-        index: the item.
         draw: which of the item's samples in this epoch.
         part: the name of a part of the caption, or of an encoder, that is dropped by itself; "" is the whole.
     """

@@ -100,7 +100,8 @@ class ProcessGroup:
             if alone(e):
                 raise
             error = e
-        ended = [json.loads(text) for text in self.all_gather(json.dumps(_outcome(error)))]
+        outcome = None if error is None else {"code": exit_status(error), "message": str(error)}
+        ended = [json.loads(text) for text in self.all_gather(json.dumps(outcome))]
         failed = next((rank for rank, outcome in enumerate(ended) if outcome is not None), None)
         if failed is None:
             return
@@ -117,10 +118,6 @@ class ProcessGroup:
     def share(self, items: int) -> range:
         """Returns the items, by number, that are this process's part of some work."""
         return range(self.rank, items, self.world)
-
-
-def _outcome(error: Exception | None) -> dict[str, object] | None:
-    return None if error is None else {"code": exit_status(error), "message": str(error)}
 
 
 def _encoded(text: str) -> bytes:

@@ -29,7 +29,6 @@ def start(processes: int, arguments: Sequence[str]) -> int:
     """Runs `mpirun`: its exit status, or 128 + the number of the signal that stopped the run.
 
     Args:
-        processes: how many it starts.
         arguments: of `flame-train`.
 
     Raises:
@@ -83,7 +82,6 @@ def command_of(mpirun: str, processes: int, arguments: Sequence[str], open_mpi: 
 
     Args:
         mpirun: the launcher's file.
-        processes: how many it starts.
         arguments: of `flame-train`; --gpus is left out.
         open_mpi: whether the launcher is Open MPI's.
         as_root: whether root starts it.

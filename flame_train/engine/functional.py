@@ -1,8 +1,15 @@
 """The public operations, as torch.nn.functional and torch. Those of the library (`lazy.OPS`) load when asked for.
 
-Some arguments are the same in all: `input`, the tensor that an op is about; `layout`, "NCHW" or "NHWC"; `dtype`, the
-result's. `eps` is added to a variance, or to a mean square. Of functions around kernels, `op` is the op that a message
-names, `out` memory for the result or None, and `lse` the log-sum-exps of attention, fp32 (B, H, L, 1).
+Some arguments are the same in all.
+
+- `input` is the tensor that an op is about, `layout` "NCHW" or "NHWC", `dtype` the result's.
+- `eps` is added to a variance, or to a mean square. `interleaved` says whether pairs of a rotation are neighbours.
+- Of linear layers `input` is (..., in), `weight` (out, in), `bias` (out,), `residual` and `plus` (..., out), the last
+  three or None. `down` is (rank, in), `up` (out, rank), `downs` and `ups` n of these. `scales` are uint32 (out,), for each row of
+  a stored weight. `scale` is the factor of an update, or of attention's scores.
+- Of functions around kernels, `op` is the op that a message names and `out` memory for the result or None. `g` is
+  the result's gradient. The wanted gradients go to `target` or `targets`. `lse` is the log-sum-exps of attention,
+  fp32 (B, H, L, 1).
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def gradient(out: Scalar, wrt: Scalar, g: Scalar) -> Operand:
         if node is wrt or node.rule == "argument" or id(node) not in grads:
             continue
         for arg, share in zip(node.args, _shares(node, grads[id(node)]), strict=True):
-            if isinstance(arg, Scalar) and share is not None and _depends(arg, wrt):
+            if isinstance(arg, Scalar) and share is not None and any(part is wrt for part in _ordered(arg)):
                 grads[id(arg)] = grads[id(arg)] + share if id(arg) in grads else share
     return grads.get(id(wrt), 0.0)
 
@@ -206,10 +206,6 @@ def _ordered(out: Scalar) -> list[Scalar]:
             stack.append((node, True))
             stack.extend((a, False) for a in node.args if isinstance(a, Scalar))
     return list(found.values())
-
-
-def _depends(node: Scalar, wrt: Scalar) -> bool:
-    return any(part is wrt for part in _ordered(node))
 
 
 def _number(value: float) -> str:

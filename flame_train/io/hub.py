@@ -255,7 +255,6 @@ def headers_of(model: str, files: Sequence[str], token: Literal[False] | None, d
     """Returns a folder with the header of each safetensors file of a repository and with the other `files` whole.
 
     Args:
-        model: the repository.
         files: its files that are wanted.
         token: as the hub's client takes it.
         download: the command that fetches the weights, for messages.

@@ -18,7 +18,6 @@ def check_latents(network: str, x_BHWC: Tensor, channels: int, multiple: int) ->
 
     Args:
         network: its name in the message, such as "UNet".
-        channels: the latents' channels.
         multiple: what both sides must be multiples of.
     """
     shape = x_BHWC.shape

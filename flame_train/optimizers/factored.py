@@ -32,7 +32,6 @@ def matrix_kernel(
     `extra` is a number for each parameter by its own, which the kernel finds in its `Matrix`; `tables` stand last.
 
     Args:
-        arena: the flat parameters.
         text: the kernel in CUDA C.
         cut: which dims of a parameter are the matrix's.
         pairs: how many pairs of places for factors.

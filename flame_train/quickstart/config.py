@@ -58,7 +58,6 @@ def config_text(folder: Path, device: str, family: str, lesson: QuickstartSpec, 
     """Returns the text of config.toml, with every key.
 
     Args:
-        folder: the folder of the quickstart.
         lesson: what is taught, and how.
         unsupported: the paths of keys that the family lacks.
     """

@@ -90,9 +90,7 @@ def scenes(
     """Returns `count` scenes made at random; equal arguments give equal scenes.
 
     Args:
-        count: number of scenes.
         size: (height, width) of an image, in pixels.
-        seed: seed of the random numbers.
         kinds: the shapes to choose from.
         textures: the textures of backgrounds to choose from.
         alone: whether each scene has one shape only.

@@ -71,7 +71,6 @@ def samples(
     """Returns a table of steps by prompts; the page's script adds the slider and the zoom.
 
     Args:
-        view: the run.
         image: where the table's images are.
         large: where those of slider and zoom are; None: they are the same.
         steps: those shown; None: all.

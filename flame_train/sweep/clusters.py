@@ -28,7 +28,6 @@ def run_on_ray(
 
     Args:
         config: the config that they have in common.
-        runs: the runs.
         folder: the folder in which paths of the config begin.
         say: gets a line for each run that ends.
 

@@ -47,7 +47,6 @@ def run_here(
 
     Args:
         config: the config that they have in common.
-        runs: the runs.
         devices: each has one run at a time; a device may be named several times.
         stop: after a signal every run is asked to save and stop, and no other begins.
         say: gets a line for each run that begins or ends.

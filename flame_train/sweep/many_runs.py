@@ -35,7 +35,6 @@ def sweep(file: Path, where: Where, devices: Sequence[str], status: bool) -> tup
     """Trains what is not done; with `status` it only looks.
 
     Args:
-        file: the sweep's file.
         where: where the runs run. For Slurm a script is written, and nothing is started.
         devices: here, each of which has one run at a time; elsewhere the first, for every run.
         status: whether nothing is started or written.

@@ -52,8 +52,6 @@ def tokens_of(
     """Says what a batch has of a caption for encoders that run in the step.
 
     Args:
-        encoders: the encoders.
-        text: the caption.
         dropped: the keys of those that are dropped for this sample; None: a text of which none is ever dropped.
 
     Returns:

@@ -33,7 +33,6 @@ def resize(source: Path, target: Path, want: Truncation, force: bool = False) ->
     Modules of no higher rank than wanted stay bit for bit.
 
     Args:
-        source: a LoRA in any dialect.
         want: the rank, or the error that a module may have.
 
     Returns:

@@ -54,7 +54,6 @@ def convert(source: Path, target: Path, to: str, force: bool = False, skip_unkno
     """Writes the LoRA `source` to `target` in format `to`; returns what was written, for the report.
 
     Args:
-        source: the file, in any dialect.
         to: "kohya" or "diffusers".
         skip_unknown: whether parts of no module are left out.
 

@@ -70,7 +70,6 @@ def merge(
         base: a single file, or the folder of one component.
         lora: the LoRA's file.
         out: the file to write, in the base's own layout, names and dtypes.
-        strength: factor of the update.
         skip_unknown: whether parts of the LoRA of no module are left out.
 
     Raises:

@@ -94,7 +94,6 @@ def sample(
         sampler: the name of the sampler.
         prediction: "epsilon" or "v".
         precision: dtype of the networks.
-        seed: seed of the first image.
         width, height: size of an image, in pixels; 0: that of the first control image, or 1024.
         quantize, arithmetic: as `model.quantize` and `model.arithmetic` in a config.
         vae: another autoencoder's file; "": the checkpoint's own.

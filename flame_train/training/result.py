@@ -138,7 +138,6 @@ def checkpoint_files(
     The LoRA by its file's name, exact values and moments, and the run's place. A run is continued without the LoRA.
 
     Args:
-        optimizer: has the values and moments.
         sources: of what the run was made.
         lora: the LoRA's file by its name, and further files.
         micro_batches: how many an update takes, of all processes together.

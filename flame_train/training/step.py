@@ -112,10 +112,7 @@ class Noised:
         """Returns the micro-batch with noise drawn: the latents without noise and with it.
 
         Args:
-            denoiser: the network.
-            objective: gives noise and timesteps.
             seed: the run's seed; with the batch's step and samples it determines latents, noise and timesteps.
-            batch: the batch on the device.
             times: positions in the schedule (B,); None: the objective draws them.
         """
         moments = batch.latents()

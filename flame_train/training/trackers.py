@@ -216,7 +216,6 @@ class WeightsAndBiases(Tracker):
         Args:
             folder: the run folder, in which `wandb/` is made.
             project: the project's name.
-            name: the run's name.
 
         Raises:
             RuntimeError: nobody is logged in: the library would ask, and a run waits for nobody.

@@ -49,8 +49,6 @@ def source_of(
 
     Args:
         family: the model family, or "".
-        settings: the arguments.
-        sets: the tables.
         notes: files that are named and not there.
         folder: where relative folders of images are looked for, beside the working directory.
     """

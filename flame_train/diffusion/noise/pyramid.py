@@ -68,7 +68,6 @@ def enlarged(xp: Namespace, grid: Tensor, size: tuple[int, int], high: Array, wi
     """Returns (B, height, width, C): the first rows and columns of each grid, bilinearly, corners not aligned.
 
     Args:
-        xp: the array namespace.
         grid: (B, h, w, C).
         size: (height, width) of the result.
         high, wide: (B,), the number of rows and of columns that are enlarged in each grid.

@@ -39,7 +39,6 @@ class Preservation(Entry):
         """Returns the further captions of a sample, by name.
 
         Args:
-            caption: the sample's own caption.
             trigger: the word for what is taught, if its set has one.
 
         Returns:

@@ -133,7 +133,6 @@ def load(
     or infinity, in `dtype`. Raises what `Storage.check` does, and TypeError for a source that is none.
 
     Args:
-        module: the declared weights.
         source: where they are read.
         what: the component's name in messages.
         check_finite: whether NaN and infinity are refused.

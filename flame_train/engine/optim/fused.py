@@ -73,11 +73,6 @@ class _Element:
     decay_scale: Any
 
 
-def flat_states(state: State) -> list[str]:
-    """Returns the names of a rule's flat arrays, in order."""
-    return [name for name, array in state.items() if array.ndim]
-
-
 def fuses(rule: Any, state: State) -> bool:
     """Tells whether a rule's update can be passes of these."""
     if isinstance(rule, KernelRule):
@@ -91,9 +86,6 @@ def passes_of(
     """Returns the passes of a rule, in order.
 
     Args:
-        rule: the rule.
-        arena: the flat parameters.
-        state: the rule's state.
         numbers: names of its single numbers, which kernels read from `now`.
         elements: traces a formula over single elements.
     """
@@ -137,7 +129,7 @@ class _Generated:
         self, rule: Rule, arena: FlatParameters, state: State, numbers: Sequence[str], elements: Elements
     ) -> None:
         self._rule, self._arena, self._state, self._numbers, self._elements = rule, arena, state, numbers, elements
-        self._flat = flat_states(state)
+        self._flat = [name for name, array in state.items() if array.ndim]
 
     def update(self) -> KernelPass:
         """Returns the pass that moves the values."""

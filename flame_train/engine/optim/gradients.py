@@ -83,7 +83,6 @@ def add_noise_(parameters: Tensors, std: float, *, seed: int, step: int = 0, dec
     Args:
         parameters: tensors with gradients.
         std: the standard deviation at step 0.
-        seed: the random numbers' seed.
         step: how many steps were done.
         decay: the exponent with which the variance falls.
     """

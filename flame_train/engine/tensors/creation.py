@@ -60,7 +60,6 @@ def full(
     [7, 7]
 
     Args:
-        size: the shape.
         fill_value: the number.
         dtype: the elements' dtype; None: that of the number.
         requires_grad: whether it is a leaf that gets a gradient.
@@ -143,7 +142,6 @@ def linspace(
 
     Args:
         start, end: the first and the last number.
-        steps: how many numbers.
         dtype: the elements' dtype; None: the default dtype.
         requires_grad: whether it is a leaf that gets a gradient.
 
@@ -239,7 +237,6 @@ def randint(
 
     Args:
         low, high: the least number, and the one above the largest; of one number, the latter.
-        size: the shape.
         generator: the random numbers' source; None: that of `manual_seed`.
         dtype: the elements' dtype; None: int64.
 

@@ -139,7 +139,8 @@ class Family(ABC):
         named = {"vae": "model.vae", **{c: f"text_encoders.{key}" for key, c in self.encoders.items()}}
         lacking = [key for component, key in named.items() if component not in parts and component not in own]
         if lacking:
-            raise ConfigError("\n".join(no_network(opening.base, key) for key in lacking))
+            words = f"{opening.base} holds no such network; name its file, as published beside the checkpoint"
+            raise ConfigError("\n".join(f"{key}: {words}" for key in lacking))
         parts |= {component: self._alone(path_of_setting(path), component) for component, path in own.items()}
         if opening.model.training_adapter:
             file = path_of_setting(opening.model.training_adapter)
@@ -194,11 +195,6 @@ class Family(ABC):
         prefixes = {component.name: component.prefixes[0] for component in self.files.components}
         networks = self.published[self.small]()
         write_small({prefixes[name]: network for name, network in networks.items()}, folder, seed)
-
-
-def no_network(base: Path, key: str) -> str:
-    """Returns the message for a network that is neither in the checkpoint nor in a separate file."""
-    return f"{key}: {base} holds no such network; name its file, as published beside the checkpoint"
 
 
 NOTHING_NAMED: Final = Opening(Path(), ModelSection(), TextEncodersSection(), 75)

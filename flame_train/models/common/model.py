@@ -113,7 +113,6 @@ class Model(ABC):
         """Returns the denoiser's prediction (B, h, w, Z).
 
         Args:
-            network: the loaded denoiser.
             x: noised latents (B, h, w, Z) in the network's dtype.
             t: timesteps or noise levels (B,), as the objective gives them.
             cond: the arrays of the text encoders, of `size_conditioning` and of control images, batched.
@@ -129,7 +128,6 @@ class Model(ABC):
         """Returns the way from noise to an image of a size: the noise levels, and how the network is asked at each.
 
         Args:
-            steps: number of steps.
             size: (height, width) of an image, in pixels.
 
         Raises:

@@ -93,7 +93,6 @@ class SpatialTransformer(nn.Module):
         """Declares the layers.
 
         Args:
-            channels: channels of the image.
             depth: number of transformer blocks.
             context_dim: width of the text's tokens.
             head_dim: width of an attention head.

@@ -82,7 +82,6 @@ class FamilyFiles:
         """Returns one network with its weights, of the class that `build` makes.
 
         Args:
-            path: the checkpoint's file or folder.
             component: the name of the network, such as "vae".
             check_finite: whether NaN and infinity are refused.
             storage: how quantizable layers are stored; None: as all else.

@@ -53,7 +53,8 @@ def vae_from_diffusers(stages: int = 4) -> KeyMap:
         middle.append((f"{side}.mid_block.attentions.0.", f"{side}.mid.attn_1.", "attention"))
     rules = table(direct, (*prefixes, *middle), {"resnet": _RESNET, "attention": _attention(_PROJECTIONS)})
     # the names that diffusers used before 2023, still found in published files
-    return KeyMap(rules, _only_projections(table((), middle, {"attention": _attention(_OLD_PROJECTIONS)})))
+    old = table((), middle, {"attention": _attention(_OLD_PROJECTIONS)})
+    return KeyMap(rules, tuple(rule for rule in old if "group_norm" not in rule.source[0]))
 
 
 def _attention(projections: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str, Op], ...]:
@@ -62,10 +63,6 @@ def _attention(projections: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str
         lines.append((f"{there}.weight", f"{here}.weight", Op.UNSQUEEZE))
         lines.append((f"{there}.bias", f"{here}.bias", Op.COPY))
     return tuple(lines)
-
-
-def _only_projections(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    return tuple(rule for rule in rules if "group_norm" not in rule.source[0])
 
 
 def _diffusers_table(names: Collection[str]) -> KeyMap:

@@ -150,7 +150,6 @@ def blocks_streamed(
     """Returns the names of the blocks that `model.offload` means; none for "auto", which `resolve_offload` decides.
 
     Args:
-        network: the network.
         offload: the value of the key.
         checkpointing: what `gradient.checkpointing` recomputes.
         recomputed: the names of the blocks of which it does.

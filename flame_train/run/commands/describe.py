@@ -36,9 +36,7 @@ def describe(
     """Returns the plan as names and values; a value that does not apply is None.
 
     Args:
-        memory: what each process will take.
         gpu: the card that it was predicted for.
-        processes: how many train together.
         budget: what was chosen for `memory.budget`.
     """
     c, order = plan.config, plan.order

@@ -87,7 +87,6 @@ def reproduce(
     """Trains the run of a LoRA file again and compares the bytes.
 
     Args:
-        file: the LoRA file.
         source, overrides: the config that is said to be the file's, as in `train`.
         output: the run is made in the folder below it that has the name of `output.dir`, which the file's title may be.
         dry_run: whether it only says what differs.

@@ -35,13 +35,7 @@ _ENCODERS: Final = ("clip_l", "clip_g", "t5", "t5_vocabulary", "qwen3")
 
 
 def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples, batches: int) -> LoraWriter:
-    """Returns the writer of the run's LoRA files. Equal runs give equal bytes: no time, no path.
-
-    Args:
-        attached: the adapters.
-        samples: what is trained on.
-        batches: micro-batches in an epoch.
-    """
+    """Returns the writer of the run's LoRA files. Equal runs give equal bytes: no time, no path."""
     names, side, out = model.lora_names, config.data.resolution, config.output
     described = {"resolution": f"{side}x{side}"}
     if names.several_predictions:

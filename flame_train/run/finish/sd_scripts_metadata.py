@@ -27,8 +27,6 @@ def as_sd_scripts(config: Config, samples: Samples, batches: int, title: str) ->
     """Returns the `ss_*` keys of a run as text, but for those of the network itself; off is "None" or "False" there.
 
     Args:
-        samples: what is trained on.
-        batches: micro-batches in an epoch.
         title: the name of a file without a name of its own.
     """
     values = _training(config, samples, batches, title) | _loss(config) | _data(config, samples)

@@ -73,7 +73,6 @@ def predicted_memory(plan: Plan, gpu: Gpu, processes: int = 1, limit: int = 0, g
     """Returns the memory that a run will take on a GPU, and the time of a step.
 
     Args:
-        gpu: the GPU.
         processes: how many train together, each on such a GPU; NCCL's own buffers do not count.
         limit: bytes that the pools give at most; 0: all there are.
         grows: whether the pools get more than `limit` where the run would end otherwise.

@@ -59,7 +59,6 @@ def sampler_spec(
     """Returns the settings of the sampler for an image.
 
     Args:
-        request: the image.
         base, loss, model: as in `check_sampling`.
     """
     return SamplerSpec(
@@ -87,11 +86,9 @@ def generate_image(
     """Returns one sampled image, uint8 (H, W, 3).
 
     Args:
-        request: the image.
         how: the settings of the sampler.
         captions: the arrays of a prompt.
         denoiser: the loaded network, and the text encoders that run.
-        vae: the loaded decoder.
         controls: the arrays of its control images.
     """
     others = uncropped(denoiser.model, request.size) | (controls or {})

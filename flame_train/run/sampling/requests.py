@@ -139,10 +139,6 @@ def texts_of(images: Sequence[Request]) -> tuple[str, ...]:
 def check_sampling(images: Sequence[Request], base: ModelSection, loss: LossSection, model: Model) -> None:
     """Checks that images can be sampled as a config says.
 
-    Args:
-        images: the images.
-        base: the `[model]` section.
-
     Raises:
         ConfigError: settings allow no image, or have no effect on it.
     """

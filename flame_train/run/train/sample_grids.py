@@ -44,8 +44,6 @@ def grid_writer(
 
     Args:
         encoded: the encoded dataset, which has the prompts' arrays.
-        denoiser: the network.
-        attached: its adapters.
         session: its processes share the images, and all of them call the function.
     """
     sampled, of_base = grid_samplers(plan, encoded.caption, encoded.shown, denoiser, attached, session)
@@ -71,7 +69,6 @@ def grid_samplers(
     """Makes what samples the grids of a run, and the one of the base itself that step 0 has beside another model's.
 
     Args:
-        plan: the plan of the run.
         captions, controls, denoiser, attached, session, vae: as in `grid_sampler`.
 
     Returns:
@@ -101,11 +98,8 @@ def grid_sampler(
     """Returns a function that samples a grid with the network's weights of then; None if no image is wanted.
 
     Args:
-        images: the images.
         captions: the arrays of a prompt that is shown with these control images.
         controls: the arrays of control images.
-        denoiser: the network.
-        attached: its adapters.
         session: its processes share the images; each gets the whole grid.
         vae: the loaded decoder; None: it is loaded here.
         model: the model that samples; None: the base.
@@ -173,7 +167,6 @@ def load_preview(model: Model, config: Config, denoiser: Denoiser, device: str) 
     """Returns the loaded denoiser of `model`, which waits in host memory, and what lends it the place of the base's.
 
     Args:
-        model: the model of `opened_for_samples`.
         denoiser: the loaded base, and the text encoders that run.
     """
     preview = model.load_denoiser(

@@ -108,8 +108,6 @@ def make_state(
     """Returns the device state of a fresh run: network, objective and optimizer.
 
     Args:
-        denoiser: the network.
-        attached: its adapters.
         session: gradients are means over the micro-batches of all its processes.
         layer_settings: what each layer has of its own; a learning rate counts here.
         preservation: what a micro-batch trains beside the loss of its images; None: nothing.
@@ -192,9 +190,7 @@ def build_optimizer(
     """Returns the optimizer, a chain: clip by value, clip by norm, noise, rule. Each but the rule is optional.
 
     Args:
-        parameters: the trainable parameters.
         train, optimizer, schedule, gradient: the sections of the config; fp16 adds loss scaling.
-        backend: the device.
         faster_end: parameters whose names end with it are trained at `lora_plus_ratio` times the rate.
         rates: factors on the learning rate by parameter name.
         earlier: the updates that its state has seen before the schedule begins.

@@ -40,7 +40,6 @@ def train_run(plan: Plan, encoded: Encoded, folder: RunFolder, start: Start, ses
     """Runs the steps that are left; returns the last step's metrics, empty if none was left.
 
     Args:
-        encoded: the encoded dataset.
         start: what the run starts with.
         session: of this process; `plan` says what it does of the work of all.
     """

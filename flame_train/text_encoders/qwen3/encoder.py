@@ -138,8 +138,6 @@ class Qwen3Encoder(TextEncoder):
         """Returns Qwen3 with its settings.
 
         Args:
-            part: its network.
-            opening: the settings.
             template: the message around a caption.
             taps: after which layers its states are taken.
             masked: whether the denoiser does not look at padding.

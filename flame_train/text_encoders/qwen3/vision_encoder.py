@@ -103,7 +103,6 @@ class MessageWithImages:
         """Returns the tokens of a caption behind images: one a place of an image, and the caption cut.
 
         Args:
-            text: the caption.
             length: of what the denoiser sees of the message, to which it is cut or filled up.
             places: how many tokens stand for each image.
 

@@ -85,8 +85,6 @@ class T5(TextEncoder):
         """Returns T5 with its settings.
 
         Args:
-            part: its network.
-            opening: the settings.
             usual_length: a caption's tokens, where the settings say nothing.
             behind: how many tokens of padding the denoiser looks at; above 0 it is told, and T5 looks at none.
         """

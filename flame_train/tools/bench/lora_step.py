@@ -350,8 +350,6 @@ def randomise(
     """Fills every weight with uniform values of a sensible size, made on the device.
 
     Args:
-        module: the network.
-        backend: the device.
         storage, mover: as in `nn.load`.
     """
     specs = list(module.named_specs())

@@ -77,7 +77,6 @@ def breakdown(
 
     Args:
         step: runs one training step.
-        backend: the CUDA backend.
         counted: (launches, bytes) by kind, as `count_launches` returns them.
         flops: FLOP by kind, where they are counted.
         ceilings: the best FLOP/s and bytes/s of this machine.

@@ -42,7 +42,6 @@ def forward(k: Launcher, query: Array, key: Array, value: Array, out: Array, lse
     Args:
         query: (B, H, L, E).
         key, value: (B, H, S, E).
-        scale: factor of the scores.
     """
     (b, heads, length, _), keys = query.shape, key.shape[2]
     query, key, value = (in_packets(k, x) for x in (query, key, value))

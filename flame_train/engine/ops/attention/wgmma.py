@@ -90,7 +90,6 @@ def forward(k: Launcher, query: Array, key: Array, value: Array, out: Array, lse
     Args:
         query: (B, H, L, 64).
         key, value: (B, H, S, 64).
-        scale: factor of the scores.
     """
     (b, heads, length, _), keys = query.shape, key.shape[2]
     k.launch_hooks.multiplied("attention", forward_flops(query, key, value))

@@ -55,8 +55,6 @@ def row_program(
 
     Args:
         program: with one output.
-        operands: what it reads.
-        shape: the shape of the result.
         dims: the number of last dims that make a row.
     """
     if out is not None and _dense_rows(out, dims):
@@ -195,9 +193,7 @@ def reduce(
     Args:
         reduction: what is computed.
         operands: arrays of one shape, by name.
-        dims: the dims that are reduced.
         each: arrays of the result's shape, by name.
-        numbers: numbers by name.
 
     Returns:
         The result.
@@ -232,8 +228,6 @@ def summed(
     Args:
         value: an expression over the operands.
         operands: arrays of one shape, by name.
-        dims: the dims that are summed.
-        numbers: numbers by name.
     """
     shape = next(iter(operands.values())).shape
     if extent(shape, dims) is not None:

@@ -63,7 +63,6 @@ def conv2d(
     Args:
         input: (B, in, H, W), or (B, H, W, in) in NHWC; without B the result has none.
         weight: (out, in / groups, kh, kw).
-        bias: (out,), or None.
         stride, padding, dilation: pixels, one number or (h, w); padding may be "same" or "valid".
         groups: groups of channels that do not mix.
 

@@ -30,7 +30,6 @@ def feed_forward(
     Its kernels are for frozen weights; where these require grad, the ops it consists of run one by one.
 
     Args:
-        input: (..., in).
         weight1: (hidden, in).
         bias1: (hidden,), or None.
         weight2: (out, hidden).
@@ -99,9 +98,7 @@ def backward(k: Launcher, g: Array, weight1: Array, weight2: Array, hidden: Arra
 
     Args:
         weight1, weight2: as in `feed_forward`.
-        g: (..., out).
         hidden: (rows, hidden).
-        targets: where the wanted gradients go.
     """
     carried = k.matmul(g, weight2, gelu=Gelu(hidden, derivative=True))
     return product_to(k, targets["input"], carried, weight1)
@@ -143,7 +140,6 @@ def scaled_feed_forward(
     With `dynamic` both take rounded rows, see `scaled_linear`.
 
     Args:
-        input: (..., in).
         data1: e4m3 in uint8, or int8 (hidden, in).
         scales1: uint32 (hidden,).
         bias1: (hidden,), or None.

@@ -115,14 +115,10 @@ masked_fill.vjp("input")(lambda xp, g, mask: xp.where(mask, 0.0, g))
 masked_fill.vjp("value")(lambda xp, g, mask: xp.where(mask, g, 0.0))
 
 
-def _no_mask(mask: Array) -> str:
-    return "" if mask.dtype == bool_ else "a mask that is refused"
-
-
 elementwise_kernel(
     masked_fill,
     "mask != 0.f ? value : input",
-    when=_no_mask,
+    when=lambda mask: "" if mask.dtype == bool_ else "a mask that is refused",
     input="mask != 0.f ? 0.f : g",
     value="mask != 0.f ? g : 0.f",
 )

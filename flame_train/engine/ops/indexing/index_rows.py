@@ -116,7 +116,6 @@ def element_sums(k: Launcher, values: Array, dim: int, index: Array, shape: Shap
         values: in index's shape.
         dim: the dim that is indexed.
         index: int32 or int64.
-        shape: the shape of the result.
         base: what sums are added to, or None.
     """
     d, values = dim % len(shape), k.contiguous(values)

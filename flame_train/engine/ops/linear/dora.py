@@ -44,7 +44,6 @@ def dora_gain(
         crossed: up as (n, rank), or down as (rank, n * kernel).
         own: W @ down^T or up^T @ W, of the same shape.
         squared: up @ down @ down^T or up^T @ up @ down, of the same shape.
-        scale: the factor of the update.
         dim: 0: rows, 1: input columns.
 
     Returns:

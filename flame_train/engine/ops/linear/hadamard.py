@@ -30,7 +30,6 @@ def hadamard_add(
         first_b: (rank, m * kernel).
         second_a: (n, rank).
         second_b: (rank, m * kernel).
-        scale: the factor of the product.
 
     Returns:
         The sum, in input's shape.

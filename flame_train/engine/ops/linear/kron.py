@@ -26,7 +26,6 @@ def kron_add(xp: Namespace, input: Array, mat1: Array, mat2: Array, scale: float
         input: (a b, c d, *kernel).
         mat1: (a, c).
         mat2: (b, d, *kernel).
-        scale: the factor of the product.
 
     Returns:
         The sum, in input's shape.

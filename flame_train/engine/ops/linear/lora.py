@@ -61,15 +61,6 @@ def lora_linear(
 ) -> tuple[Array, Array]:
     """linear(input, weight, bias) + (scale * input @ down^T) @ up^T, and the residual, of the same shape, if given
 
-    Args:
-        input: (..., in).
-        weight: (out, in).
-        bias: (out,), or None.
-        down: (rank, in).
-        up: (out, rank).
-        scale: the factor of the update.
-        residual: (..., out), or None.
-
     Returns:
         (..., out), and the low-rank activations (..., rank).
     """
@@ -190,13 +181,6 @@ def lora_linears(
 ) -> tuple[Tensor, ...]:
     """lora_linear(input, weights[i], None, downs[i], ups[i], scale) for each i: queries, keys and values at once
 
-    Args:
-        input: (..., in).
-        weights: n of (out, in).
-        downs: n of (rank, in).
-        ups: n of (out, rank).
-        scale: the factor of the updates.
-
     Returns:
         n of (..., out).
 
@@ -248,11 +232,8 @@ def stacked_products(
     `bias` and `plus`, which is added to the output, are for a single layer.
 
     Args:
-        input: (..., in).
         weight: (n, out, in).
         lora: the updates.
-        bias: (out,), or None.
-        plus: (..., out), or None.
     """
     down, up = k.stacked(lora.downs), k.stacked(lora.ups)
     n, out, width = weight.shape
@@ -282,10 +263,8 @@ def stacked_gradients(
 
     Args:
         g: the outputs' gradients, n of (..., out).
-        input: the layers' input, (..., in).
         weight: their weights (n, out, in); only its shape is read if the input's gradient is not wanted.
         lora: their updates, with the activations as `stacked_products` returned them.
-        targets: where the wanted gradients go.
     """
     down, up = k.stacked(lora.downs), k.stacked(lora.ups)
     (n, out, width), rank = weight.shape, down.shape[1]
@@ -336,10 +315,8 @@ def lora_conv2d(
     Args:
         input: (B, in, H, W), or (B, H, W, in) in NHWC.
         weight: (out, in, kh, kw).
-        bias: (out,), or None.
         down: (rank, in, kh, kw).
         up: (out, rank, 1, 1).
-        scale: the factor of the update.
         stride: pixels from one position of the kernel to the next.
         padding: pixels around the image.
 

@@ -138,7 +138,6 @@ def nf4_dequantize(
         absmax: uint8 (blocks,).
         nested: uint32 (blocks / 256,).
         offset: uint32 (1,).
-        shape: that of the result.
 
     Raises:
         ShapeError: the parts are not those of a tensor of this shape.

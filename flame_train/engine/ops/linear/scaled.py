@@ -40,11 +40,8 @@ def scaled_linear(
     """linear(input, scaled_dequantize(data, scales), bias) + residual; with dynamic of input's rows rounded as data are
 
     Args:
-        input: (..., in).
         data: e4m3 in uint8, or int8 (out, in).
         scales: the bits of fp32 factors, uint32 (out,).
-        bias: (out,), or None.
-        residual: (..., out), or None.
         dynamic: whether input's rows are rounded to data's format.
 
     Returns:
@@ -64,10 +61,7 @@ def check_layer(input: Array, data: Array, scales: Array, residual: Array | None
     """Raises ShapeError or TypeError unless data, scales and residual are a layer's and fit the input.
 
     Args:
-        input: (..., in).
         data: e4m3 in uint8, or int8 (out, in).
-        scales: uint32 (out,).
-        residual: (..., out), or None.
 
     Raises:
         ShapeError: sizes do not fit.
@@ -82,9 +76,7 @@ def stored_product(xp: Namespace, input: Array, data: Array, scales: Array, dyna
     """input @ weight^T; with `dynamic` of its rounded rows, and of int8 exact before factors are applied.
 
     Args:
-        input: (..., in).
         data: e4m3 in uint8, or int8 (out, in).
-        scales: uint32 (out,).
         dynamic: whether input's rows are rounded to data's format.
 
     Returns:
@@ -109,7 +101,6 @@ def input_grad(xp: Namespace, g: Array, data: Array, scales: Array, dynamic: boo
     Each row of the weight meets one column of g, so its factor is multiplied into that column before the rounding.
 
     Args:
-        g: (..., out).
         data, scales: as in `stored_product`.
         dynamic: whether g's rows are rounded to data's format.
 
@@ -251,10 +242,7 @@ def scaled_product_to(
     `value` and `other`, as in `encode`, replace g by an expression over it.
 
     Args:
-        g: (..., out).
         data: e4m3 in uint8, or int8 (out, in).
-        scales: uint32 (out,).
-        target: where the gradient goes.
         value, other: as in `encode`.
 
     Returns:

@@ -60,14 +60,7 @@ def scaled_lora_linears(
     bias and residual are for one layer alone. With `dynamic` the update still sees the input as it is.
 
     Args:
-        input: (..., in).
         data: n of e4m3 in uint8, or of int8 (out, in).
-        scales: n of uint32 (out,).
-        downs: n of (rank, in).
-        ups: n of (out, rank).
-        scale: the factor of the updates.
-        bias: (out,), or None.
-        residual: (..., out), or None.
         dynamic: whether the products with the stored weights are of 8 bits.
 
     Returns:

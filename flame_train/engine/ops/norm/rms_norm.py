@@ -198,8 +198,6 @@ def rope(xp: Namespace, input: Array, cos: Array, sin: Array, interleaved: bool 
 
     Args:
         input: (..., C), C even.
-        cos, sin: (..., C), broadcast.
-        interleaved: whether pairs are neighbours.
 
     Returns:
         In input's shape.
@@ -242,7 +240,6 @@ def angle_rows(k: Launcher, cos: Array, sin: Array, shape: Shape, interleaved: b
     Args:
         cos, sin: (..., C), broadcast to `shape`.
         shape: (..., C), of what is rotated.
-        interleaved: whether pairs are neighbours.
     """
     return Angles({"cosine": table(k, cos, shape), "sine": table(k, sin, shape)}, interleaved)
 
@@ -300,8 +297,6 @@ def rms_norm_rope(
     Args:
         input: (..., C), C even.
         weight: (C,), or None.
-        cos, sin: (..., C), broadcast.
-        interleaved: whether pairs are neighbours.
 
     Returns:
         In input's shape.

@@ -133,14 +133,10 @@ clamp.samples(
 clamp.errors(ErrorSample(sample((2,)), ValueError, "expected min, max or both"))
 
 
-def _limited(min: Array | float | None, max: Array | float | None) -> bool | str:
-    return min is not None or max is not None or "neither min nor max"
-
-
 elementwise_kernel(
     clamp,
     "smaller(larger(input, min), max)",
-    when=_limited,
+    when=lambda min, max: min is not None or max is not None or "neither min nor max",
     missing={"min": -math.inf, "max": math.inf},
     input="input >= min && input <= max ? g : 0.f",
     min="input < min && min < max ? g : 0.f",
