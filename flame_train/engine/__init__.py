@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from . import check, counterparts, functional, nn, optim
 from .autograd.backprop import backward
-from .capture import capture
 from .checkpoint import checkpoint, rematerialize
 from .cuda_kernel import cuda_kernel
 from .debugging import detect_anomaly, trace
 from .dispatch import explain, explain_gradients
 from .dtype import Array, as_dtype
-from .elementwise import elementwise
+from .elementwise_op import elementwise
 from .grad import grad
 from .memory_report import memory_report
 from .mode import (
@@ -32,6 +31,7 @@ from .mode import (
 )
 from .op import ErrorSample, primitive, sample
 from .op_docs import install
+from .step_capture import capture
 from .tensors.creation import (
     arange,
     empty,

@@ -4,9 +4,9 @@ Some arguments are the same in all.
 
 - `input` is the tensor that an op is about, `layout` "NCHW" or "NHWC", `dtype` the result's.
 - `eps` is added to a variance, or to a mean square. `interleaved` says whether pairs of a rotation are neighbours.
-- Of linear layers `input` is (..., in), `weight` (out, in), `bias` (out,), `residual` and `plus` (..., out), the last
-  three or None. `down` is (rank, in), `up` (out, rank), `downs` and `ups` n of these. `scales` are uint32 (out,), for each row of
-  a stored weight. `scale` is the factor of an update, or of attention's scores.
+- Of linear layers `input` is (..., in), `weight` (out, in), `bias` (out,) or None. `residual` and `plus` are (..., out)
+  or None. `down` is (rank, in), `up` (out, rank), `downs` and `ups` n of these. `scales` are uint32 (out,): a number
+  for each row of a stored weight. `scale` is the factor of an update, or of the scores of attention.
 - Of functions around kernels, `op` is the op that a message names and `out` memory for the result or None. `g` is
   the result's gradient. The wanted gradients go to `target` or `targets`. `lse` is the log-sum-exps of attention,
   fp32 (B, H, L, 1).
@@ -27,10 +27,10 @@ from .ops.fused.feed_forward import feed_forward, scaled_feed_forward
 from .ops.fused.qk_norm_rope import cat_rms_norm
 from .ops.indexing.embedding import embedding, masked_fill, take_along_dim
 from .ops.indexing.getitem import getitem, narrow
-from .ops.linear.dora import dora_gain
+from .ops.linear.dora_gain import dora_gain
 from .ops.linear.hadamard import hadamard_add
 from .ops.linear.kron import kron_add
-from .ops.linear.lora import lora_conv2d, lora_linear, lora_linears
+from .ops.linear.low_rank import lora_conv2d, lora_linear, lora_linears
 from .ops.linear.matmul import linear, linear_add, matmul
 from .ops.linear.nf4 import nf4_dequantize, nf4_quantize
 from .ops.linear.scaled import scaled_linear

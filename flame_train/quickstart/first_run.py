@@ -26,7 +26,7 @@ from flame_train.errors import ConfigError, EnvironmentFault, OutputError, shown
 from flame_train.models.common.model import Example
 from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.registry import FAMILIES, Family
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.encode.encode import encode
 from flame_train.run.plan.encoding import cache_folder

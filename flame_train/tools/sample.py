@@ -27,7 +27,7 @@ from flame_train.io.hub import fetching, path_of_setting, resolve_checkpoint
 from flame_train.models.common.model import Example, Model
 from flame_train.models.registry import Opening, family_of
 from flame_train.networks.files.identify import lora_could_be
-from flame_train.run.check.check import storage_of
+from flame_train.run.check.check_run import storage_of
 from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.encoding import Encoding
 from flame_train.run.sampling.draw import encoded, generate_image, sampler_spec

@@ -10,7 +10,7 @@ import pytest
 
 from flame_train.config.load import load_located
 from flame_train.errors import OutputError
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.plan.plan import make_plan
 from flame_train.run.plan.start import checkpoint_here, run_folder
 from flame_train.training.session import StopRequest

@@ -17,7 +17,7 @@ from flame_train.engine.dtype import bfloat16, float32, float64
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
-from flame_train.networks.attention import feed_forward
+from flame_train.networks.attention_mlp import feed_forward
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 from tests.engine.ops.test_scaled import ROUNDED, by_ml_dtypes
 

@@ -19,7 +19,7 @@ from flame_train.engine.shape_run import H100, shape_run
 from flame_train.errors import ConfigError, DeviceFault
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from flame_train.run.check.adapted_layers import block_sizes, blocks_named, blocks_of_share, blocks_streamed
-from flame_train.run.check.check import storage_of
+from flame_train.run.check.check_run import storage_of
 from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.encoding import Encoding
 from flame_train.run.train.sample_grids import load_preview

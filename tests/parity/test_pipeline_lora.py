@@ -21,7 +21,7 @@ from flame_train.models.sdxl.names import SDXL_FILES, lora_family
 from flame_train.models.sdxl.names_unet import SDXL_LEVELS, unet_from_diffusers
 from flame_train.models.sdxl.unet import vector_conditioning
 from flame_train.networks.vae.names import vae_from_diffusers
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.plan.plan import make_plan
 from flame_train.run.sampling.draw import SAMPLE_NOISE

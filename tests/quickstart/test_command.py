@@ -25,7 +25,7 @@ from flame_train.config.load import load
 from flame_train.models.registry import FAMILIES
 from flame_train.quickstart import first_run as quickstart
 from flame_train.quickstart.page import grid_images
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.plan.plan import make_plan
 from flame_train.tools.init import template
 from flame_train.training.session import StopRequest

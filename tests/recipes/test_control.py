@@ -20,7 +20,7 @@ from flame_train.data.views import View, ViewRule
 from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.engine.shape_run import H100
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import Plan, make_plan

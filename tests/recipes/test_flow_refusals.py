@@ -21,7 +21,7 @@ from flame_train.io.weights import open_weights
 from flame_train.models.common.small import write_small
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.registry import FAMILIES
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from tests.recipes.conftest import small_networks
 from tests.recipes.test_flow import Train, planned
 

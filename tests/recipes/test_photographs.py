@@ -11,7 +11,7 @@ from flame_train.adapters.attach import attach_factors
 from flame_train.adapters.formats import from_file
 from flame_train.config.schema import LossSection
 from flame_train.engine.dtype import as_dtype
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.encode.encode import encode
 from flame_train.run.plan.plan import make_plan

@@ -14,7 +14,7 @@ from flame_train.config.load import load_located
 from flame_train.data.choices import FIRST
 from flame_train.data.samples import EncoderInput
 from flame_train.engine.shape_run import H100
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.session import Session, StopRequest

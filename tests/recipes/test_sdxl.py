@@ -9,7 +9,7 @@ from flame_train.engine.shape_run import H100
 from flame_train.errors import ConfigError
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.registry import FAMILIES
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.describe import describe
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan

@@ -13,7 +13,7 @@ from flame_train.config.training_sections import OutputSection, TrainSection
 from flame_train.data.padding import collate
 from flame_train.engine import Tensor
 from flame_train.models.registry import FAMILIES
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.encode.encode import Encoded, encode
 from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.training.session import Session, StopRequest

@@ -20,7 +20,7 @@ from flame_train.io.safetensors import save_file
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import family_of
 from flame_train.models.zimage.names import lora_family
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.session import StopRequest

@@ -8,7 +8,7 @@ import numpy as np
 
 import flame_train.engine as flame
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.session import Session, StopRequest

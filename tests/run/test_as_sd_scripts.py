@@ -9,7 +9,7 @@ import pytest
 
 from flame_train.config.render import resolved
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.dataset_report import report
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.finish.sd_scripts_metadata import as_sd_scripts

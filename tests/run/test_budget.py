@@ -18,7 +18,7 @@ from flame_train.config.schema import Config
 from flame_train.engine.backend import get_backend
 from flame_train.engine.shape_run import H100, RTX_3090, shape_run
 from flame_train.errors import ConfigError, OutOfMemory
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.memory import card
 from flame_train.run.memory.budget import OUTSIDE, SPARE, Candidates, Cards, fit_budget

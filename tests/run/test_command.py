@@ -9,7 +9,7 @@ from flame_train.engine.shape_run import H100
 from flame_train.errors import ConfigError
 from flame_train.models.sdxl.unet import UNet
 from flame_train.networks.vae.vae import Encoder
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.memory.prediction import notice_memory, predicted_memory
 from flame_train.run.plan.plan import make_plan

@@ -16,7 +16,7 @@ from flame_train.errors import ConfigError, FlameError, OutputError
 from flame_train.io.commit import commit, newest
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.optimizers import OPTIMIZERS
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train_plan
 from flame_train.run.plan.plan import make_plan
 from flame_train.run.train.step_state import build_optimizer

@@ -16,7 +16,7 @@ from flame_train.data.grid import grid, write_png
 from flame_train.data.samples import EncoderInput
 from flame_train.engine import no_grad
 from flame_train.errors import ConfigError, Interrupted
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.plan import make_plan
 from flame_train.run.sampling.draw import generate, generate_image, sampler_spec, uncropped

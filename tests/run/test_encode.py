@@ -19,7 +19,7 @@ from flame_train.errors import ConfigError, DataError
 from flame_train.io import digests
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.networks.files import part
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.encode.encode import Encoded, encode
 from flame_train.run.plan.encoding import ENCODED
 from flame_train.run.plan.plan import make_plan

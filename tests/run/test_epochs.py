@@ -12,7 +12,7 @@ from PIL import Image
 from flame_train.config.load import load, load_located
 from flame_train.errors import ConfigError
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.session import StopRequest

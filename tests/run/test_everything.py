@@ -17,7 +17,7 @@ from flame_train.config.load import load
 from flame_train.data.choices import Choice
 from flame_train.errors import DataError
 from flame_train.models.registry import FAMILIES
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train
 from flame_train.run.encode.encode import encode
 from flame_train.run.plan.plan import make_plan

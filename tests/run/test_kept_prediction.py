@@ -12,7 +12,7 @@ import pytest
 
 from flame_train.config.schema import Config
 from flame_train.engine.shape_run import H100, RTX_3090, Gpu
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.memory import kept_prediction
 from flame_train.run.memory.kept_prediction import kept_prediction as predict
 from flame_train.run.memory.prediction import predicted_memory

@@ -26,7 +26,7 @@ from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import FAMILIES
 from flame_train.networks.vae.vae import Vae
 from flame_train.run.check.adapted_layers import blocks_named
-from flame_train.run.check.check import Checked
+from flame_train.run.check.check_run import Checked
 from flame_train.run.memory.prediction import PredictedMemory, predicted_memory
 from flame_train.run.plan.plan import Plan
 from flame_train.run.sampling.requests import requests, with_defaults

@@ -16,7 +16,7 @@ from flame_train.data.samples import Samples
 from flame_train.engine.backend.host_memory import available
 from flame_train.engine.shape_run import H100, Gpu, KernelRequests, shape_run
 from flame_train.run.check.adapted_layers import block_sizes
-from flame_train.run.check.check import Checked
+from flame_train.run.check.check_run import Checked
 from flame_train.run.memory import card
 from flame_train.run.memory.prediction import PredictedMemory
 from flame_train.run.memory.step_time import StepWork

@@ -8,7 +8,7 @@ import pytest
 
 from flame_train.config.render import resolved
 from flame_train.errors import ConfigError
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.prune import prune_cache
 from flame_train.run.commands.stages import fill_cache, train
 from flame_train.run.plan.plan import make_plan

@@ -21,7 +21,7 @@ from flame_train.engine.shape_run import H100
 from flame_train.errors import ConfigError, DataError
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.quickstart.drawings import scenes, write_images
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train
 from flame_train.run.encode.encode import encode
 from flame_train.run.memory.prediction import predicted_memory

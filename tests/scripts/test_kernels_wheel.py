@@ -12,7 +12,7 @@ import pytest
 from flame_train.engine.backend.cuda.launch_hooks import LaunchHooks
 from flame_train.engine.backend.cuda.nvrtc import KernelModules
 from flame_train.engine.shape_run import H100
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.session import StopRequest

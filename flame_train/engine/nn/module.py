@@ -13,9 +13,9 @@ import numpy as np
 
 from ...errors import kind_of
 from ..backend import get_backend
-from ..capture import note_call, structure_changed
 from ..counterparts import MODULE, absent
 from ..dtype import Array, DType, as_dtype, float32
+from ..step_capture import note_call, structure_changed
 from ..tensors.tensor import Frozen, Parameter, Tensor
 from .quantized import Nf4Weight, QuantizedWeight, ScaledWeight
 from .spec import ParamSpec, kernel_order

@@ -20,8 +20,8 @@ import numpy as np
 from ...errors import ModelFileError, kind_of
 from ..autograd.versions import VERSIONS
 from ..backend import Backend
-from ..capture import structure_changed
 from ..dtype import Array, DType, as_dtype, float32
+from ..step_capture import structure_changed
 from ..tensors.tensor import ComputeCopy, Frozen, Parameter, Tensor
 from .matrices import AsMatrices, Matrices, Stack, last_two, stacks_of
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.nn import param
-from flame_train.networks.attention import feed_forward
+from flame_train.networks.attention_mlp import feed_forward
 from flame_train.networks.blocks import Block, bounded
 
 EPS: Final = 1e-6

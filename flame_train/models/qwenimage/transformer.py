@@ -17,7 +17,7 @@ from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
-from flame_train.models.krea2.layers import swish_gated
+from flame_train.models.krea2.parts import swish_gated
 from flame_train.models.qwenimage.arch import FREQUENCIES, NONE, Positions, QwenImageArch, Shown
 from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.latents import token_grid

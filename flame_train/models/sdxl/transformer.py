@@ -10,7 +10,7 @@ from typing import Final
 
 from flame_train.engine import Tensor, checkpoint, nn
 from flame_train.engine import functional as F
-from flame_train.networks.attention import attend, remade, remultiplied
+from flame_train.networks.attention_mlp import attend, remade, remultiplied
 from flame_train.networks.blocks import Block
 
 

@@ -19,7 +19,7 @@ from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import make_folder, refuse_folder
 from flame_train.errors import OutputError, shown
 from flame_train.io.hub import fetching
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.session import StopRequest
 

@@ -10,7 +10,7 @@ from flame_train.config.load import load_located
 from flame_train.data.cache import DiskCache
 from flame_train.errors import ConfigError, FlameError
 from flame_train.io.hub import fetching
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.training.session import StopRequest
 

@@ -21,7 +21,7 @@ from flame_train.errors import ConfigError, DataError, ModelFileError, OutputErr
 from flame_train.io.hub import fetching
 from flame_train.io.json_values import json_tree
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.finish.finish import lora_writer
 from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.run.plan.start import checkpoint_here, run_folder

@@ -27,7 +27,7 @@ from flame_train.errors import OutputError
 from flame_train.io.digests import Digests
 from flame_train.models.common.model import Example
 from flame_train.networks.vae.autoencoder import Autoencoder
-from flame_train.run.check.check import Checked
+from flame_train.run.check.check_run import Checked
 from flame_train.text_encoders.encoder import TextEncoder
 from flame_train.text_encoders.running import tokens_of
 

@@ -29,8 +29,7 @@ from flame_train.disk.preflight import could_make_folder
 from flame_train.errors import ConfigError, DataError, FlameError, ModelFileError, OutputError
 from flame_train.models.common.model import Example, Model
 from flame_train.models.registry import Family
-from flame_train.run.check.check import Checked, check
-from flame_train.run.plan.dataset import read_dataset, split_held_out
+from flame_train.run.check.check_run import Checked, check
 from flame_train.run.plan.encoding import Encoding, Keys
 from flame_train.run.plan.notices import (
     notice_batch_size,
@@ -39,6 +38,7 @@ from flame_train.run.plan.notices import (
     notice_rate,
     notice_trigger,
 )
+from flame_train.run.plan.read_dataset import read_dataset, split_held_out
 from flame_train.run.sampling.requests import Request, read_requests, texts_of
 from flame_train.training.batch import BASE_IS_TARGET, EXTRA_CAPTION
 from flame_train.training.session import StopRequest

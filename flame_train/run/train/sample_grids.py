@@ -27,7 +27,7 @@ from flame_train.models.common.model import Denoiser, Example, Model
 from flame_train.networks.block_offload import StreamedWeights
 from flame_train.networks.borrowed_memory import SwappedWeights
 from flame_train.networks.vae.autoencoder import LoadedVae
-from flame_train.run.check.check import storage_of
+from flame_train.run.check.check_run import storage_of
 from flame_train.run.encode.encode import Encoded
 from flame_train.run.plan.plan import Plan
 from flame_train.run.sampling.draw import generate_image, sampler_spec

@@ -34,7 +34,7 @@ from flame_train.engine.optim import (
 )
 from flame_train.models.common.model import Denoiser
 from flame_train.optimizers import OPTIMIZERS
-from flame_train.run.check.check import storage_of
+from flame_train.run.check.check_run import storage_of
 from flame_train.run.plan.plan import Plan
 from flame_train.schedules import SCHEDULES
 from flame_train.text_encoders.running import RunningEncoder

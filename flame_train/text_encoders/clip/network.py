@@ -15,7 +15,7 @@ from typing import Final, Literal, Self
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.networks.arch import shape_of
-from flame_train.networks.attention import attend
+from flame_train.networks.attention_mlp import attend
 from flame_train.networks.blocks import Block, BlockNetwork
 from flame_train.networks.files.stated import NOTHING, Stated
 

@@ -30,7 +30,7 @@ from flame_train.models.common.model import Denoiser, Model
 from flame_train.networks.block_offload import StreamedWeights
 from flame_train.networks.blocks import BlockNetwork, Checkpointing, whole_blocks
 from flame_train.run.check.adapted_layers import adapted_layers, blocks_named, blocks_streamed
-from flame_train.run.check.check import storage_of
+from flame_train.run.check.check_run import storage_of
 from flame_train.run.train.step_state import make_state
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.session import Session

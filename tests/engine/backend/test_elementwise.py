@@ -164,4 +164,4 @@ def test_a_method_that_is_not_known_is_named() -> None:
 
 
 def test_examples_hold() -> None:
-    assert doctest.testmod(importlib.import_module("flame_train.engine.elementwise")).failed == 0
+    assert doctest.testmod(importlib.import_module("flame_train.engine.elementwise_op")).failed == 0

@@ -11,7 +11,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.memory_report import saved_by_op
-from flame_train.networks.attention import attend
+from flame_train.networks.attention_mlp import attend
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from flame_train.networks.attention import attend
 def test_what_attention_found_is_kept_for_its_own_gradients_alone(
     gpu: Any, keys: int, dtype: Any, images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flame_train.networks.attention.remade", flame.rematerialize)  # however small
+    monkeypatch.setattr("flame_train.networks.attention_mlp.remade", flame.rematerialize)  # however small
     size = np.dtype(dtype).itemsize
     length, width, rank, heads = 512, 128, 4, 2
 

@@ -17,8 +17,8 @@ from hypothesis.extra import numpy as arrays
 
 import flame_train.engine as flame
 from flame_train.engine.backend import backend_of
-from flame_train.engine.backend.shapes.namespace import ShapeNamespace
 from flame_train.engine.backend.shapes.pool import Pool
+from flame_train.engine.backend.shapes.shape_namespace import ShapeNamespace
 from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY
 from flame_train.engine.op_samples import materialise

@@ -11,8 +11,8 @@ from ...dtype import Array, DType, float32
 from ...mode import mode
 from ..shapes.array import ShapeArray
 from ..shapes.driver import Gpu
-from ..shapes.namespace import ShapeNamespace
 from ..shapes.pool import GRAIN
+from ..shapes.shape_namespace import ShapeNamespace
 from .autotuner import AutotuneCache
 from .device import CudaBackend
 from .dual_gemm import DualGemm, Operands, Tile

@@ -15,7 +15,7 @@ from ...dtype import Array, DType, int8, uint8
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
-from .lora import (
+from .low_rank import (
     AppliedLowRanks,
     Gradients,
     LowRanks,
