@@ -52,10 +52,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.fixture(autouse=True)
 def own_mode() -> Iterator[None]:
     """A test that sets a seed, a default device or a default dtype sets it for itself."""
-    from flame_train.engine.mode import isolated
+    from flame_train.engine import mode
 
-    with isolated():
-        yield
+    token = mode._MODE.set(mode._DEFAULT)
+    yield
+    mode._MODE.reset(token)
 
 
 @pytest.fixture(scope="session")

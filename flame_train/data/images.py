@@ -55,17 +55,6 @@ class ImageInfo:
         return self.height, self.width
 
 
-def read_image(
-    path: Path,
-    *,
-    background: tuple[int, int, int] = WHITE,
-    animated: Animated = "refuse",
-    name: str | None = None,
-) -> np.ndarray[Any, Any]:
-    """The image as uint8 (H, W, 3), sRGB, upright; see `load_image`."""
-    return load_image(path, background=background, animated=animated, name=name)[0]
-
-
 def probe(
     path: Path,
     *,

@@ -94,16 +94,6 @@ def _changed(**fields: Any) -> Iterator[None]:
 
 
 @contextmanager
-def isolated() -> Iterator[None]:
-    """Starts from the settings that a new thread has; afterwards all are as before, those set for good inside too."""
-    token = _MODE.set(_DEFAULT)
-    try:
-        yield
-    finally:
-        _MODE.reset(token)
-
-
-@contextmanager
 def no_grad() -> Iterator[None]:
     """Keeps what is computed inside from recording a graph; works as a decorator too, as torch.no_grad."""
     with _changed(grad=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,16 +132,3 @@ def tensor_arguments(op: Op, bound: dict[str, Any]) -> Sequence[tuple[str, int |
         elif isinstance(value, list):
             found.extend((name, i, t) for i, t in enumerate(value))
     return found
-
-
-_SHAPES: tuple[tuple[int, ...], ...] = ((), (3,), (2, 1, 3, 2, 2), (0,))
-
-
-def misshapen(op: Op, bound: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the bound arguments with one tensor, of ones, of another shape, and which: "input (3,)"."""
-    for name, place, t in tensor_arguments(op, bound):
-        grown = [(*t.shape[:-1], t.shape[-1] + 1), (t.shape[0] + 1, *t.shape[1:])] if t.shape else []
-        for shape in (*_SHAPES, *grown):
-            other = tensor(np.ones(shape, t.dtype))
-            value = other if place is None else [*bound[name][:place], other, *bound[name][place + 1 :]]
-            yield f"{name} {shape}", {**bound, name: value}

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from flame_train.data.images import load_image, load_mask, probe, quiet_decoders, read_image
+from flame_train.data.images import load_image, load_mask, probe, quiet_decoders
 from flame_train.errors import DataError
+from tests.data.pixels import read_image
 
 Encode = Callable[..., bytes]
 MakeImage = Callable[..., np.ndarray[Any, Any]]

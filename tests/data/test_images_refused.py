@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from flame_train.data.images import MAX_PIXELS, load_image, quiet_decoders, read_image
+from flame_train.data.images import MAX_PIXELS, load_image, quiet_decoders
 from flame_train.errors import DataError
+from tests.data.pixels import read_image
 from tests.data.test_images import CORNERS, Encode, MakeImage, write
 
 

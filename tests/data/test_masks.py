@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, TiffImagePlugin
 
 from flame_train.data.dataset import Dataset, DatasetError
-from flame_train.data.images import read_image
+from tests.data.pixels import read_image
 
 SIDE = 16
 GREY = np.tile(np.arange(0, 256, 16, dtype=np.uint8), (SIDE, 1))

@@ -13,8 +13,9 @@ import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op
-from flame_train.engine.op_samples import materialise, misshapen
+from flame_train.engine.op_samples import materialise
 from flame_train.errors import ShapeError
+from tests.engine.misshapen import misshapen
 
 OURS = str(Path(flame_train.__file__).parent)
 FOREIGN = ("axis", "gufunc", "operand", "array is", "cannot reshape", "tuple index", "out of bounds", "out of range")

@@ -21,7 +21,7 @@ from flame_train.text_encoders.t5.network import T5Arch
 
 ARCHS = [
     FluxArch.dev(),
-    FluxArch.schnell(),
+    replace(FluxArch.dev(), guidance=False),  # schnell
     FluxArch.tiny(),
     replace(FluxArch.tiny(guidance=False), head_dim=16, channels=4, depth=1, single_depth=3),
 ]

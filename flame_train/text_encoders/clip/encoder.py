@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from flame_train.engine import Tensor, nn, tensor
+from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.settings import field
 from flame_train.text_encoders.clip.network import ClipTextEncoder
@@ -123,39 +123,15 @@ class ClipG(Clip):
     pad = 0
 
 
-def encode_prompts(
-    clip_l: ClipTextEncoder, bigg: ClipTextEncoder, ids_l_BNT: Ids, ids_g_BNT: Ids
-) -> tuple[Tensor, Tensor]:
-    """Returns the context (B, 75 N + 2, 2048) of both encoders side by side, and bigG's pooled text (B, 1280).
-
-    The ids are those of the two tokenizers: CLIP-L pads with its end token, bigG with 0. See `encode_windows`.
-    """
-    states_l, _ = encode_windows(clip_l, ids_l_BNT)
-    states_g, pooled = encode_windows(bigg, ids_g_BNT)
-    if pooled is None:
-        raise ValueError("encode_prompts: the second encoder must have a text projection, this one has none")
-    return F.cat([states_l, states_g], dim=-1), pooled
-
-
-def encode_windows(encoder: ClipTextEncoder, ids_BNT: Ids, unprojected: bool = False) -> tuple[Tensor, Tensor | None]:
-    """One encoder's hidden states (B, 75 N + 2, E) and pooled text (B, E) of B captions, each in N windows of 77 ids.
-
-    Both are on the encoder's device and in its dtype. The hidden states are the last but one, not normalised. A
-    caption of several windows keeps the first begin token and the last end token. Its pooled text is that of its
-    first window, by the convention of sd-scripts, which most published LoRAs follow. An encoder without a text
-    projection has no pooled text, or with `unprojected` its raw one.
-    """
-    device = encoder.text_model.final_layer_norm.weight.device
-    ids = np.ascontiguousarray(ids_BNT, np.int32)
-    return encode_windows_on(
-        encoder, tensor(ids, device=device), tensor(end_positions(ids), device=device), unprojected
-    )
-
-
 def encode_windows_on(
     encoder: ClipTextEncoder, ids_BNT: Tensor, ends_BN: Tensor, unprojected: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """`encode_windows` of ids and positions of end tokens that are on the device already: device work alone."""
+    """Returns hidden states (B, 75 N + 2, E) and pooled text (B, E) of B captions in N windows each; device work alone.
+
+    The hidden states are the last but one, not normalised. A caption of several windows keeps the first begin token and
+    the last end token. Its pooled text is that of its first window, by the convention of sd-scripts, which most
+    published LoRAs follow. An encoder without a text projection has no pooled text, or with `unprojected` its raw one.
+    """
     B, N, T = ids_BNT.shape
     states, pooled = encoder(ids_BNT.reshape(B * N, T), ends_BN.reshape(B * N), unprojected)
     first = None if pooled is None else pooled.reshape(B, N, -1)[:, 0]

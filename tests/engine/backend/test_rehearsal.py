@@ -18,8 +18,9 @@ from flame_train.engine.dispatch import explain
 from flame_train.engine.dtype import is_float
 from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op, Sample
-from flame_train.engine.op_samples import materialise, misshapen, tensor_arguments
+from flame_train.engine.op_samples import materialise, tensor_arguments
 from tests.engine.backend.stand_in import Card
+from tests.engine.misshapen import misshapen
 
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 NARROW = {T4: np.dtype(np.float16)}

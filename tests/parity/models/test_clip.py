@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from flame_train.engine import tensor
-from flame_train.text_encoders.clip.encoder import encode_prompts, encode_windows, end_positions
+from flame_train.text_encoders.clip.encoder import end_positions
 from flame_train.text_encoders.clip.names import clip_from_bare_transformers
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from tests.models.clip_windows import encode_prompts, encode_windows
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -9,8 +9,8 @@ import pytest
 
 from flame_train.engine import tensor
 from flame_train.models.sd3.mmdit import joined_context
-from flame_train.text_encoders.clip.encoder import encode_windows
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from tests.models.clip_windows import encode_windows
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
