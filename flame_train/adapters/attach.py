@@ -52,7 +52,7 @@ class Attached:
         return [p for group in (*joined, *alone) for p in self._interleaved(group)]
 
     def _interleaved(self, names: Sequence[str]) -> Iterator[Parameter]:
-        """First matrices of all the layers, then second ones; of layers with other matrices, layer by layer."""
+        """Yields first matrices of all the layers, then second ones; of layers with other matrices, layer by layer."""
         matrices = [self.adapters[name].parameters() for name in names]
         if len({tuple(parts) for parts in matrices}) == 1:
             yield from (parts[which] for which in matrices[0] for parts in matrices)
@@ -142,7 +142,7 @@ def attach(
 
 
 def _size(kind: AdapterKind, layer: Layer, own: LayerSettings, rank: int, alpha: float) -> tuple[int, float]:
-    """Rank and alpha on a layer: its own before what its kind has on such layers."""
+    """Returns rank and alpha on a layer: its own before what its kind has on such layers."""
     usual_rank, usual_alpha = kind.sizes(tuple(layer.weight.shape), rank, alpha)
     return own.rank or usual_rank, own.alpha or usual_alpha
 

@@ -52,7 +52,7 @@ def written_scale(metadata: Mapping[str, str], rank: int, key: str = ALPHA_KEY) 
 
 
 def _number(text: str) -> float:
-    """NaN for a text that is no number."""
+    """Returns NaN for a text that is no number."""
     try:
         return float(text)
     except ValueError:
@@ -87,7 +87,7 @@ def split_key(key: str) -> tuple[str, str] | None:
 
 
 def _modern(module: str) -> str:
-    """Old files' `attn1.processor.to_out` is `attn1.to_out.0`; their `self_attn.to_q` is `self_attn.q_proj`."""
+    """Renames old files' `attn1.processor.to_out` to `attn1.to_out.0`, `self_attn.to_q` to `self_attn.q_proj`."""
     path, _, last = module.rpartition(".")
     if path.endswith(".self_attn") and last in _OLD_TEXT_PARTS:
         return f"{path}.{_OLD_TEXT_PARTS[last]}"
@@ -110,12 +110,12 @@ def spellings(family: LoraFamily) -> Mapping[str, MatchedKey]:
 
 
 def kohya_name(component: LoraComponent, module: str) -> str:
-    """`lora_unet` and the native path, every dot an underscore."""
+    """Returns `lora_unet` and the native path, every dot an underscore."""
     return f"{component.kohya}_{module.replace('.', '_')}"
 
 
 def diffusers_name(component: LoraComponent, path: str) -> str:
-    """`unet.` and the path in diffusers."""
+    """Returns `unet.` and the path in diffusers."""
     return f"{component.name}.{path}"
 
 

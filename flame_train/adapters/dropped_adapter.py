@@ -32,7 +32,7 @@ class DroppedAdapter:
         return y
 
     def apply_grouped(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
-        """None: each layer leaves out parts of its own."""
+        """Returns None, since each layer leaves out parts of its own."""
         return None
 
     def parameters(self) -> Mapping[str, Parameter]:

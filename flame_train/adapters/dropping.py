@@ -115,7 +115,7 @@ class Drop:
         return replace(self, rng=replace(self.rng, samples=numbers))
 
     def _kept(self, what: str, shape: tuple[int, ...], p: float) -> Tensor:
-        """fp32 (B, *shape) of zeros, with probability `p`, and ones."""
+        """Returns fp32 (B, *shape) of zeros, with probability `p`, and ones."""
         return Tensor((self.rng.uniform(self._stream(what), shape) >= np.float32(p)).astype(np.float32))
 
     def _stream(self, what: str) -> int:

@@ -74,7 +74,7 @@ class LoraFactors:
         return (int(self.up.shape[0]), *self.down.shape[1:])
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Equal, or one a linear layer and the other the same as a 1x1 convolution."""
+        """Says whether they are equal, or one is a linear layer and the other the same as a 1x1 convolution."""
         mine, expected = self.weight_shape, tuple(shape)
         return mine == expected or (mine[:2] == expected[:2] and set(mine[2:] + expected[2:]) <= {1})
 

@@ -125,7 +125,7 @@ class FileForm:
         return self.factors(matrices, written * scale if self.has_pair and alpha is None else written)
 
     def kohya(self, factors: Factors) -> dict[str, Array]:
-        """A module's tensors by what follows its name in kohya's files."""
+        """Returns a module's tensors by what follows its name in kohya's files."""
         suffix, arrays = self.written, factors.arrays
         tensors = {suffix[name]: array for name, array in arrays.items()}
         if ALPHA in suffix:
@@ -133,7 +133,7 @@ class FileForm:
         return tensors
 
     def diffusers(self, factors: Factors, paths: Paths) -> dict[str, tuple[dict[str, Array], LoraFactors]]:
-        """A module's tensors by path and by what follows it in diffusers' files, with the LoRA of that path.
+        """Returns a module's tensors by path and by what follows it in diffusers' files, with the LoRA of that path.
 
         alpha / rank is folded into `lora_B`, because several loaders refuse an alpha. ValueError, saying what it is,
         for an adapter that diffusers does not read.
@@ -181,7 +181,7 @@ class FileForm:
 
 
 def pair_of(arrays: Arrays, alpha: float) -> LoraFactors:
-    """LoRA's pair among the arrays of a kind that has one."""
+    """Returns LoRA's pair among the arrays of a kind that has one."""
     return LoraFactors(arrays[DOWN], arrays[UP], alpha)
 
 
@@ -201,5 +201,5 @@ def _scalar(alpha: float, dtype: np.dtype[Any]) -> Array:
 
 
 def _peft_shape(numbers: Array) -> Array:
-    """(out,) for a linear layer; (1, out, 1, 1) for a convolution."""
+    """Returns (out,) for a linear layer; (1, out, 1, 1) for a convolution."""
     return numbers.reshape(-1) if numbers.ndim == 2 else numbers.reshape(1, -1, 1, 1)

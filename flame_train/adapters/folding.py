@@ -60,7 +60,7 @@ def unfold(down: Array, folded: Array, alpha: float, written: float | None = Non
 
 
 def _nearest_that_folds_back(restored: Array, folded: Array, ratio: float) -> Array:
-    """fp32 division may miss by one unit in the last place; step to the neighbour where it did."""
+    """Steps to the neighbour where fp32 division missed by one unit in the last place."""
     if restored.dtype != np.float32 or folded.dtype != np.float32:
         return restored
     for toward in (np.float32(np.inf), np.float32(-np.inf)):
@@ -72,7 +72,7 @@ def _nearest_that_folds_back(restored: Array, folded: Array, ratio: float) -> Ar
 
 
 def alpha_record(state: LoraState) -> dict[str, str]:
-    """Metadata from which `recorded_alphas` restores each module's alpha.
+    """Returns metadata from which `recorded_alphas` restores each module's alpha.
 
     One number per component when all its modules share it, else one per module in the order of their names.
     """

@@ -263,7 +263,7 @@ def _tell_assumed(path: Path, metadata: Mapping[str, str], modules: int) -> None
 
 
 def _joined(path: str | Path, factors: Mapping[_Key, Factors], family: LoraFamily) -> dict[str, dict[str, Factors]]:
-    """Whole modules, from those parts of them that the file has. Raises ModelFileError for parts that do not fit."""
+    """Returns whole modules from those parts that the file has. Raises ModelFileError for parts that do not fit."""
     names = {component.name: component.modules for component in family.components}
     parts: dict[tuple[str, str], dict[str, Factors]] = {}
     for (component, module, part), found in sorted(factors.items(), key=lambda item: item[0]):

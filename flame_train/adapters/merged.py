@@ -49,7 +49,7 @@ class MergedAdapter:
     scale: float
 
     def product(self, dtype: DType, weight_shape: tuple[int, ...]) -> _Product:
-        """Two tensors of `dtype`, and the shape in which their product is the update without its scale."""
+        """Returns two tensors of `dtype`, and the shape in which their product is the update without its scale."""
         raise NotImplementedError
 
     def __call__(self, layer: nn.Linear | nn.Conv2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -71,11 +71,11 @@ class MergedAdapter:
         return plain(layer, x, _rematerialized(layer.weight, (first, second, shape), self.scale, x.dtype), None)
 
     def on(self, layer: nn.Linear | nn.Conv2d) -> Self:
-        """Itself: it reads the weight of the layer that it is called for."""
+        """Returns itself, which reads the weight of the layer that it is called for."""
         return self
 
     def apply_grouped(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
-        """None: each layer has a weight of its own."""
+        """Returns None, since each layer has a weight of its own."""
         return None
 
     def update(self, weight_shape: tuple[int, ...]) -> Tensor:
@@ -101,7 +101,7 @@ def dense(weight: Any, dtype: DType) -> Tensor:
 
 
 def product_of(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, made again in the backward pass where it is large."""
+    """Returns a @ b, made again in the backward pass where it is large."""
     return rematerialize(F.matmul, a, b, min_bytes=KEPT_BELOW)
 
 

@@ -180,7 +180,7 @@ def _has_kernel(factors: Factors) -> bool:
 
 
 def _of_kernels(kernels: Sequence[Factors]) -> dict[str, str]:
-    """kohya's arguments for convolutions, where all have the same."""
+    """Returns kohya's arguments for convolutions, where all have the same."""
     ranks, alphas = {factors.rank for factors in kernels}, {float(factors.alpha) for factors in kernels}
     if len(ranks) > 1 or len(alphas) > 1:
         return {}
@@ -188,7 +188,7 @@ def _of_kernels(kernels: Sequence[Factors]) -> dict[str, str]:
 
 
 def model_spec(family: LoraFamily, title: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """ModelSpec 1.0.1's required keys; `extra` (author, trigger_phrase, ...) goes by bare name."""
+    """Returns ModelSpec 1.0.1's required keys; `extra` (author, trigger_phrase, ...) goes by bare name."""
     fields = {
         "sai_model_spec": "1.0.1",
         "architecture": family.architecture,
@@ -200,7 +200,7 @@ def model_spec(family: LoraFamily, title: str, extra: Mapping[str, str] | None =
 
 
 def with_hashes(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> dict[str, str]:
-    """`metadata` with the three hashes of these tensors put in, or put right.
+    """Returns `metadata` with the three hashes of these tensors put in, or put right.
 
     `sshs_model_hash`: SHA-256 of everything after the header. `sshs_legacy_hash`: first 8 digits of the
     SHA-256 of bytes 0x100000 to 0x110000. Both of a file that has the `ss_*` metadata only.

@@ -92,7 +92,7 @@ def largest(factors: LoraFactors, rank: int) -> tuple[Array, Array]:
 
 
 def _of_product(factors: LoraFactors) -> tuple[_Values, _Values, _Values]:
-    """Left vectors, singular values and right vectors of up @ down, by the SVD of a matrix of the rank's size."""
+    """Returns the SVD of up @ down, by that of a matrix of the rank's size."""
     down = factors.down.astype(np.float64).reshape(factors.rank, -1)
     up = factors.up.astype(np.float64).reshape(-1, factors.rank)
     left, r_left = np.linalg.qr(up)
@@ -102,5 +102,5 @@ def _of_product(factors: LoraFactors) -> tuple[_Values, _Values, _Values]:
 
 
 def _norms_left_out(s: _Values) -> _Values:
-    """Norm of all singular values but the first r, for each r from 0 to their number."""
+    """Returns norm of all singular values but the first r, for each r from 0 to their number."""
     return np.append(np.sqrt(np.cumsum(s[::-1] ** 2)[::-1]), 0.0)

@@ -31,7 +31,7 @@ def split(whole: LoraFactors, paths: Paths, blocks: bool = True) -> dict[str, Lo
 
 
 def check_splittable(whole: LoraFactors, paths: Paths) -> LoraFactors:
-    """`whole`, known to have rows that its paths can share. ValueError for one that has not."""
+    """Returns `whole`, known to have rows that its paths can share. ValueError for one that has not."""
     shape: Shape = whole.up.shape
     for source in paths.values():
         if source.made_shape(dict.fromkeys(source.names, shape)) is None:
@@ -74,7 +74,7 @@ def _blocks(whole: LoraFactors, ups: Mapping[str, Array]) -> dict[str, LoraFacto
 
 
 def _stacked(parts: Mapping[str, LoraFactors], paths: Paths, unit: int) -> LoraFactors:
-    """Block by block. Where scales differ they go into the up matrices."""
+    """Joins block by block. Where scales differ they go into the up matrices."""
     factors = list(parts.values())
     if len({f.scale for f in factors}) == 1:
         equal = len({f.rank for f in factors}) == 1
@@ -103,7 +103,7 @@ def _filled(rows: Mapping[str, Array], paths: Paths, unit: int, rank: int) -> Ar
 
 
 def holding(arrays: Sequence[Array]) -> np.dtype[Any]:
-    """A dtype that holds the values of all `arrays`: theirs, or fp32. NumPy knows none for fp16 and bf16."""
+    """Returns a dtype that holds the values of all `arrays`: theirs, or fp32. NumPy knows none for fp16 and bf16."""
     dtypes = {array.dtype for array in arrays}
     return dtypes.pop() if len(dtypes) == 1 else np.result_type(np.float32, *(d for d in dtypes if d.itemsize > 4))
 

@@ -20,7 +20,7 @@ from .kinds import ADAPTERS
 
 
 def for_kohya(state: LoraState, family: LoraFamily) -> tuple[LoraState, dict[str, str]]:
-    """The adapters as a file in kohya's naming has them, and the metadata that undoes the folding.
+    """Returns the adapters as a file in kohya's naming has them, and the metadata that undoes the folding.
 
     KeyError for a module that the family does not have.
     """

@@ -34,7 +34,7 @@ def script_of(text: str) -> str:
 
 
 def _started(text: str) -> re.Match[str] | None:
-    """Where a command starts a script, in no comment and in no assignment, if such a place is there."""
+    """Says where a command starts a script, in no comment and in no assignment, if such a place is there."""
     places = list(_SCRIPT.finditer(text))
     for place in places:
         line = text[text.rfind("\n", 0, place.start()) + 1 : place.start()].lstrip()

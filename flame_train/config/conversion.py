@@ -209,7 +209,7 @@ def set_keys() -> Mapping[str, Any]:
 
 
 def _place_sets(sets: list[dict[str, Carried]], found: Conversion) -> None:
-    """One folder into `[data]`; several into `[[data.sets]]`, with what they share in `[data]` alone."""
+    """Places one folder in `[data]`, several in `[[data.sets]]`, with what they share in `[data]` alone."""
     plain = [{path.removeprefix(_SET): carried for path, carried in one.items()} for one in sets]
     own = set_keys()
     if "resolutions" not in own:
@@ -244,7 +244,7 @@ def _is_shared(name: str, sets: Sequence[Mapping[str, Carried]]) -> bool:
 
 
 def _own_resolutions(sets: list[dict[str, Carried]], own: Mapping[str, Any]) -> None:
-    """Where the resolution differs between sets, each has a list of its own."""
+    """Gives each set a list of its own where the resolution differs between sets."""
     resolutions = {one["resolution"].value for one in sets if "resolution" in one}
     if len(resolutions) > 1 and "resolutions" in own:
         for one in sets:
@@ -276,7 +276,7 @@ def _table(one: Mapping[str, Carried], own: Mapping[str, Any]) -> dict[str, Carr
 
 
 def _one_resolution(one: dict[str, Carried], found: Conversion) -> None:
-    """Where a set has one resolution, the largest of several."""
+    """Takes the largest of several resolutions where a set has one."""
     several = one.pop("resolutions", None)
     if several is not None:
         one["resolution"] = Carried(max(several.value), several.origin, several.settings)
@@ -294,7 +294,7 @@ def _to_data(name: str, carried: Carried, found: Conversion) -> None:
 
 
 def fitting(value: Any, key: Key) -> Any:
-    """`value` as the type of `key` where nothing is lost by it: 4.0 as 4, "1e-4" as 0.0001, text in a list."""
+    """Returns `value` as the type of `key` where nothing is lost by it: 4.0 as 4, "1e-4" as 0.0001, text in a list."""
     if key.is_list and not key.is_tables and isinstance(value, str) and value not in key.choices:
         return [value]
     return _fit(value, key.annotation)

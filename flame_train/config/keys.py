@@ -83,7 +83,7 @@ class Key:
         return tuple(name for name, info in fields.items() if _facts(info)["place"])
 
     def with_places(self, value: Any, changed: Callable[[str], str]) -> Any:
-        """`value` with each file and folder in it `changed`; tables of a list as dicts, sorted by key."""
+        """Returns `value` with each file and folder in it `changed`; tables of a list as dicts, sorted by key."""
         if self.place:
             return each_place(value, changed)
         if not self.is_tables or not isinstance(value, tuple | list):
@@ -118,7 +118,7 @@ def _given(table: Any) -> dict[str, Any]:
 
 @functools.cache
 def keys() -> types.MappingProxyType[str, Key]:
-    """Every key of the schema by its path."""
+    """Returns every key of the schema by its path."""
     table = {}
     for section, section_doc in sections().items():
         fields = section_doc.model_fields.items()

@@ -38,7 +38,7 @@ class Problem:
 
 
 def load(source: str, overrides: Sequence[str] = ()) -> Config:
-    """As `load_located`, for whoever needs no places."""
+    """Loads as `load_located`, for whoever needs no places."""
     return load_located(source, overrides).config
 
 
@@ -64,7 +64,7 @@ def load_located(
 
 
 def problems_in(tree: Mapping[str, Any]) -> list[Problem]:
-    """Everything that is wrong with these sections."""
+    """Returns everything that is wrong with these sections."""
     return _checked(given_layer(tree), ())[1]
 
 
@@ -145,7 +145,7 @@ def _by_option(line: str) -> str:
 
 
 def _option(key: Key) -> str:
-    """`--t5-vocabulary` for model.t5_vocabulary; that of a list is given for each item, as `--prompt`."""
+    """Returns `--t5-vocabulary` for model.t5_vocabulary; that of a list is given for each item, as `--prompt`."""
     name = key.name.removesuffix("s") if key.is_list else key.name
     return f"--{name.replace('_', '-')}"
 
@@ -172,7 +172,7 @@ def _apply(layered: Layered, overrides: Sequence[str], lacking: Collection[str] 
 
 
 def _typed(raw: str, key: Key) -> Any:
-    """`raw` as the TOML value it spells, or as text where it spells none or the key wants text."""
+    """Returns `raw` as the TOML value it spells, or as text where it spells none or the key wants text."""
     try:
         parsed = toml_tree(f"v = {raw}")
         value = parsed["v"] if len(parsed) == 1 else raw
@@ -274,7 +274,7 @@ def _validate(layered: Layered) -> tuple[Config, list[Problem]]:
 
 
 def _wrong_keys(error: ValidationError) -> Iterator[tuple[str, str]]:
-    """(section, name) of each wrong value. A default that depends on a wrong choice is no further problem."""
+    """Yields (section, name) of each wrong value. A default that depends on a wrong choice is no further problem."""
     for item in error.errors():
         if item["type"] != "default_factory_not_called":
             yield str(item["loc"][0]), str(item["loc"][1])
@@ -321,7 +321,7 @@ def _problem_at(paths: Iterable[str], message: str, layered: Layered) -> Problem
 
 
 def _shown(value: Any) -> str:
-    """`value` as a reader of the file knows it, at most 60 characters."""
+    """Returns `value` as a reader of the file knows it, at most 60 characters."""
     if isinstance(value, bool):
         text = "true" if value else "false"
     elif isinstance(value, str):

@@ -15,7 +15,7 @@ from flame_train.errors import ConfigError, DataError, FlameError, ModelFileErro
 
 
 def place_of(layered: Layered, path: KeyPath) -> str:
-    """`file:line` of a key, or the file alone."""
+    """Returns `file:line` of a key, or the file alone."""
     return layered.places.get(path, layered.files[-1])
 
 
@@ -27,7 +27,7 @@ class ConfigWithSource:
     layered: Layered | None = None
 
     def located(self, message: str) -> str:
-        """`message` with its place before each line that begins with a key."""
+        """Returns `message` with its place before each line that begins with a key."""
         return "\n".join(map(self._line, message.splitlines()))
 
     def origin_of(self, message: str) -> str:

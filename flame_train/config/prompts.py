@@ -90,7 +90,7 @@ _READ_ELSEWHERE: Final = (
 
 
 def unread(prompts: Iterable[str]) -> str:
-    """One line on what is drawn as text in `prompts`; empty if nothing looks like a setting."""
+    """Returns one line on what is drawn as text in `prompts`; empty if nothing looks like a setting."""
     reasons: dict[str, str] = {}
     for text in prompts:
         for pattern, reason in _READ_ELSEWHERE:
@@ -122,7 +122,7 @@ class Prompt(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_string(cls, value: Any) -> Any:
-        """A string is a prompt with flags; a sampler may go by the name that other programs have for it."""
+        """Reads a string as a prompt with flags, and a sampler by the name that other programs have for it."""
         keys = read_flags(value) if isinstance(value, str) else value
         if isinstance(keys, dict) and isinstance(keys.get("sampler"), str):
             name = keys["sampler"].lower()

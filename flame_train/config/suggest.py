@@ -76,7 +76,7 @@ def answer(path: str, lacking: Collection[str] = (), otherwise: str = _NOWHERE) 
 
 
 def nearest(path: str) -> list[str]:
-    """Up to three valid keys that `path` (`section.name` or a bare name) may have meant, best first.
+    """Returns up to three valid keys that `path` (`section.name` or a bare name) may have meant, best first.
 
     If another trainer calls a key of this section by the very name, the answer is that key. Else it is:
     1. keys of this section that are spelled like it,
@@ -101,12 +101,12 @@ def nearest(path: str) -> list[str]:
 
 
 def nearest_section(name: str) -> list[str]:
-    """Up to two sections spelled like `name`."""
+    """Returns up to two sections spelled like `name`."""
     return difflib.get_close_matches(name, sections(), n=2, cutoff=0.75)
 
 
 def did_you_mean(candidates: list[str]) -> str:
-    """`; did you mean a or b?`, or "" without a candidate."""
+    """Returns `; did you mean a or b?`, or "" without a candidate."""
     return f"; did you mean {' or '.join(candidates)}?" if candidates else ""
 
 

@@ -139,7 +139,7 @@ class BucketRule:
 
 
 def _misfit(size: Size, bucket: Size) -> float:
-    """exp(|log of the two aspect ratios' quotient|): 1 for equal ratios. One rounding, so ties are ties."""
+    """Returns exp(|log of the two aspect ratios' quotient|): 1 for equal ratios. One rounding, so ties are ties."""
     a, b = size[0] * bucket[1], size[1] * bucket[0]
     return max(a, b) / min(a, b)
 
@@ -166,7 +166,7 @@ def placed_beside(size: Size, image: Placement, rule: BucketRule) -> Placement:
 
 
 def resize_and_crop(pixels: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
-    """uint8 (H, W, 3) or (H, W) of the placement's original size -> uint8 of its bucket, by Lanczos."""
+    """Returns uint8 (H, W, 3) or (H, W) of the placement's original size -> uint8 of its bucket, by Lanczos."""
     from PIL import Image
 
     if pixels.shape[:2] != placement.original:

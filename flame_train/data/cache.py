@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 
 def cache_key(kind: str, content: str, model: str, settings: Mapping[str, Any]) -> str:
-    """64 hex digits over what an entry is, the hash of its input, the hash of the model, and the settings.
+    """Returns 64 hex digits over what an entry is, the hash of its input, the hash of the model, and the settings.
 
     `settings` must be JSON: its order does not matter, every value does.
     """
@@ -65,7 +65,7 @@ def cache_key(kind: str, content: str, model: str, settings: Mapping[str, Any]) 
 
 
 def cache_keys(kind: str, model: str, settings: Mapping[str, Any]) -> Callable[[str], str]:
-    """`cache_key` of contents, for many that share all else."""
+    """Returns `cache_key` of contents, for many that share all else."""
     before, after = _canonical([FORMAT, kind])[:-1], _canonical([model, settings])[1:]
 
     def key(content: str) -> str:
@@ -252,7 +252,7 @@ def _array(info: TensorInfo, data: memoryview) -> np.ndarray[Any, Any]:
 
 
 def _checksum(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """SHA-256, in hex, over names, dtypes, shapes and values."""
+    """Returns SHA-256, in hex, over names, dtypes, shapes and values."""
     digest = hashlib.sha256()
     for chunk in serialize(arrays):
         digest.update(chunk)

@@ -93,7 +93,7 @@ def hidden(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """A caption as the tokenizer gets it: its lines stripped and joined by single spaces."""
+    """Returns a caption as the tokenizer gets it: its lines stripped and joined by single spaces."""
     return " ".join(part for part in (line.strip() for line in text.split("\n")) if part)
 
 
@@ -180,7 +180,7 @@ def _parse_row(header: Sequence[str], row: Sequence[str]) -> tuple[str, str]:
 
 
 def _parse_meta_cap(name: str, record: Any) -> tuple[str, str]:
-    """sd-scripts joins caption and tags by a comma."""
+    """Joins caption and tags by a comma, as sd-scripts does."""
     if not isinstance(record, dict):
         raise DataError(f"{shown(name)}: expected an object, got {type(record).__name__}")
     parts = [record[key] for key in ("caption", "tags") if record.get(key)]
@@ -190,7 +190,7 @@ def _parse_meta_cap(name: str, record: Any) -> tuple[str, str]:
 
 
 def _parse_line(line: str) -> tuple[str, str]:
-    """(relative posix path, caption) of one line. Raises DataError without a place."""
+    """Returns (relative posix path, caption) of one line. Raises DataError without a place."""
     record = _json_object(line, "an object", "write one object a line")
     name = record.get("file_name")
     if not isinstance(name, str) or not name:
@@ -210,7 +210,7 @@ def _json_object(text: str, what: str, advice: str, place: str = "") -> dict[str
 
 
 def _relative_key(name: str) -> str:
-    """`name` normalised. Raises DataError for a path that could leave the dataset's folder."""
+    """Returns `name` normalised. Raises DataError for a path that could leave the dataset's folder."""
     if "\0" in name:
         raise DataError('"file_name" holds a NUL character: write a plain relative path')
     parts = name.replace("\\", "/").split("/")

@@ -102,7 +102,7 @@ class CaptionKeys(Section):
 
 
 def expand(text: str, numbers: Iterable[float]) -> str:
-    """`text` with each {a|b|c} replaced by one of its parts, chosen by the next of `numbers` in [0, 1).
+    """Returns `text` with each {a|b|c} replaced by one of its parts, chosen by the next of `numbers` in [0, 1).
 
     Parts may hold braces of their own. {{ and }} are the signs themselves, outside of such braces. Raises DataError
     for a brace that does not close, or closes nothing.

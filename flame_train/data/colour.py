@@ -24,7 +24,7 @@ _PHOTOMETRIC = 262  # TIFF's tag; 0: white is zero
 def to_rgb(
     image: Image.Image, label: str, background: tuple[int, int, int], notices: list[str]
 ) -> np.ndarray[Any, Any]:
-    """uint8 (H, W, 3) sRGB of a decoded image. Raises DataError for a mode without defined colours."""
+    """Returns uint8 (H, W, 3) sRGB of a decoded image. Raises DataError for a mode without defined colours."""
     mode = image.mode
     if mode.startswith("I;16"):
         return _grey16(image, background)
@@ -42,7 +42,7 @@ def to_rgb(
 
 
 def alpha_of(image: Image.Image) -> np.ndarray[Any, Any]:
-    """uint8 (H, W): the alpha channel of a decoded image, 255 where it has none."""
+    """Returns uint8 (H, W): the alpha channel of a decoded image, 255 where it has none."""
     key = image.info.get("transparency")
     if image.mode.startswith("I;16") and isinstance(key, int):
         return np.where(np.asarray(image) == key, 0, 255).astype(np.uint8)
@@ -52,7 +52,7 @@ def alpha_of(image: Image.Image) -> np.ndarray[Any, Any]:
 
 
 def values_of(image: Image.Image, label: str) -> np.ndarray[Any, Any]:
-    """uint8 (H, W) of a decoded mask: its luma times its alpha, so that what is transparent is black.
+    """Returns uint8 (H, W) of a decoded mask: its luma times its alpha, so that what is transparent is black.
 
     The numbers are data, no colours: a profile is not applied. Raises DataError as `to_rgb`.
     """
@@ -73,7 +73,7 @@ def white_is_zero(image: Image.Image) -> bool:
 
 
 def inverted(image: Image.Image) -> Image.Image:
-    """16-bit or float grey with black and white exchanged."""
+    """Returns 16-bit or float grey with black and white exchanged."""
     values = np.asarray(image)
     return Image.fromarray(1.0 - values if image.mode == "F" else 65535 - values)
 
@@ -89,7 +89,7 @@ def has_alpha(image: Image.Image) -> bool:
 
 
 def _grey16(image: Image.Image, background: tuple[int, int, int]) -> np.ndarray[Any, Any]:
-    """16-bit grey: value / 257, rounded. (Pillow's own conversion clips everything above 255 to white.)"""
+    """Returns 16-bit grey: value / 257, rounded. (Pillow's own conversion clips everything above 255 to white.)"""
     values = np.asarray(image).astype(np.uint32)
     grey = ((values + 128) // 257).astype(np.uint8)
     pixels = np.repeat(grey[:, :, None], 3, axis=2)
@@ -110,7 +110,7 @@ def _float_grey(values: np.ndarray[Any, Any], label: str) -> np.ndarray[Any, Any
 
 
 def _composite(rgba: np.ndarray[Any, Any], background: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """colour * a + background * (1 - a), rounded, in sRGB values as browsers and editors do."""
+    """Returns colour * a + background * (1 - a), rounded, in sRGB values as browsers and editors do."""
     # 16 bits hold every sum: at most 255 * 255 + 127
     colour, alpha = rgba[..., :-1].astype(np.uint16), rgba[..., -1:].astype(np.uint16)
     mixed = colour * alpha + np.asarray(background, np.uint16) * (255 - alpha)

@@ -36,7 +36,7 @@ class Mask:
     blank: str = ""
 
     def read(self) -> np.ndarray[Any, Any]:
-        """uint8 (H, W), 255 where the image counts. Raises DataError if the file is another one now."""
+        """Returns uint8 (H, W), 255 where the image counts. Raises DataError if the file is another one now."""
         values, info = (load_alpha if self.alpha else load_mask)(self.path)
         if info.sha256 != self.sha256:
             raise DataError(f"{shown(self.path)}: was changed while the dataset was being read; start again")
@@ -105,7 +105,7 @@ def latent_mask(values: np.ndarray[Any, Any], downscale: int) -> np.ndarray[Any,
 
 
 def loss_weights(mask: np.ndarray[Any, Any], outside: float, normalize: bool) -> np.ndarray[Any, Any]:
-    """The factor on the error of each latent: the mask, at least `outside`; over its own mean with `normalize`.
+    """Returns the factor on the error of each latent: the mask, at least `outside`; over its own mean with `normalize`.
 
     So has OneTrainer it, as `unmasked_weight` and `normalize_masked_area_loss`.
     """

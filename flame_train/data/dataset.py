@@ -360,7 +360,7 @@ def _named_repeats(key: str) -> int | None:
 
 
 def _outside(folder: Path | None, root: Path, files: list[str]) -> list[str]:
-    """`files` below `root` that do not lie in `folder`."""
+    """Returns `files` below `root` that do not lie in `folder`."""
     if folder is None or not folder.resolve().is_relative_to(root.resolve()):
         return files
     inside = f"{folder.resolve().relative_to(root.resolve()).as_posix()}/"

@@ -43,7 +43,7 @@ def fingerprint(pixels: Pixels) -> int:
 
 
 def thumbnail(pixels: Pixels) -> Pixels:
-    """uint8 RGB pixels with the longer side shrunk to CELL."""
+    """Returns uint8 RGB pixels with the longer side shrunk to CELL."""
     image = Image.fromarray(pixels)
     image.thumbnail((CELL, CELL), Image.Resampling.LANCZOS)
     return np.array(image)

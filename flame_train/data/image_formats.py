@@ -107,7 +107,7 @@ def check_png(data: bytes, name: str) -> None:
 
 
 def _iso_media(data: bytes) -> str:
-    """AVIF and HEIC share a container; the brands in its first box tell them apart."""
+    """Tells AVIF from HEIC, which share a container, by the brands in its first box."""
     end = min(int.from_bytes(data[:4], "big"), len(data), 512)
     brands = {data[8:12]} | {data[i : i + 4] for i in range(16, end - 3, 4)}
     if brands & {b"avif", b"avis"}:

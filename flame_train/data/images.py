@@ -110,13 +110,13 @@ def load_image(
 
 
 def load_alpha(path: Path, *, name: str | None = None) -> tuple[np.ndarray[Any, Any], ImageInfo]:
-    """As `load_image`, of the alpha channel: uint8 (H, W), 255 where the image has none."""
+    """Loads as `load_image`, of the alpha channel: uint8 (H, W), 255 where the image has none."""
     label = name if name is not None else shown(path)
     return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, "first", "alpha")
 
 
 def load_mask(path: Path, *, name: str | None = None) -> tuple[np.ndarray[Any, Any], ImageInfo]:
-    """As `load_image`, of a mask: uint8 (H, W), its values times its alpha. Raises DataError."""
+    """Loads as `load_image`, of a mask: uint8 (H, W), its values times its alpha. Raises DataError."""
     label = name if name is not None else shown(path)
     return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, "refuse", "values")
 
@@ -144,7 +144,7 @@ def _loaded(
     background: tuple[int, int, int] = WHITE,
     small: bool = False,
 ) -> tuple[np.ndarray[Any, Any], ImageInfo]:
-    """As `load_image`, of a file's bytes."""
+    """Loads as `load_image`, of a file's bytes."""
     if not data:
         raise DataError(f"{label}: the file is empty (zero bytes): copy or download it again")
     format_name = image_formats.sniff(data)

@@ -111,7 +111,7 @@ class BatchSchedule:
         return max(self._counts(), key=lambda each: each[1] / each[0])
 
     def _counts(self) -> list[tuple[int, int]]:
-        """(batch size, samples in an epoch) of each group."""
+        """Returns (batch size, samples in an epoch) of each group."""
         return [(size, sum(turns.per_epoch for turns in parts)) for (_, size), parts in self._turns.items()]
 
     def epoch_of(self, step: int) -> int:
@@ -199,12 +199,12 @@ def fraction(purpose: str, *where: int) -> float:
 
 
 def permutation(count: int, purpose: str, seed: int, *where: int) -> np.ndarray[Any, Any]:
-    """int64 (count,): 0..count-1 shuffled, by (purpose, seed, where) alone."""
+    """Returns int64 (count,): 0..count-1 shuffled, by (purpose, seed, where) alone."""
     key = np.frombuffer(_key(purpose, seed, *where)[:16], dtype="<u8").astype(np.uint64)
     words = np.random.Philox(key=key).random_raw(count)
     return np.argsort(words, kind="stable")
 
 
 def _key(purpose: str, *numbers: int) -> bytes:
-    """32 bytes that differ for every purpose and list of integers, of any size and sign."""
+    """Returns 32 bytes that differ for every purpose and list of integers, of any size and sign."""
     return hashlib.sha256("|".join([purpose, *map(str, numbers)]).encode()).digest()

@@ -54,5 +54,5 @@ def collate(examples: Sequence[Arrays], paddings: Paddings = NO_PADDINGS) -> dic
 
 
 def _filled(array: Array, rows: int) -> Array:
-    """`array` (T, ...) with zeros behind it, (rows, ...)."""
+    """Returns `array` (T, ...) with zeros behind it, (rows, ...)."""
     return np.concatenate([array, np.zeros((rows - len(array), *array.shape[1:]), array.dtype)])

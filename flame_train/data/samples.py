@@ -145,7 +145,7 @@ class Samples:
         return Samples(tuple(own for own in self.sets if id(own) in set_ids), rows)
 
     def joined(self, others: Samples) -> Samples:
-        """These, then the others."""
+        """Joins these and the others."""
         sets = {id(own): own for own in (*self.sets, *others.sets)}
         return Samples(tuple(sets.values()), (*self.rows, *others.rows))
 

@@ -91,18 +91,18 @@ class View:
         return replace(self, placement=replace(own, crop_top=top, crop_left=left))
 
     def pixels(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """uint8 (H, W, 3) of the image -> uint8 (h, w, 3) of the view."""
+        """Returns uint8 (H, W, 3) of the image -> uint8 (h, w, 3) of the view."""
         cut = self.cut(image)
         return self.colours.applied(cut) if self.colours != PLAIN else cut
 
     def cut(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """uint8 (H, W, 3) or (H, W), an image or its mask, scaled, cropped and mirrored."""
+        """Returns uint8 (H, W, 3) or (H, W), an image or its mask, scaled, cropped and mirrored."""
         cut = resize_and_crop(image, self.placement)
         return np.ascontiguousarray(cut[:, ::-1]) if self.flipped else cut
 
 
 def _share(crop: int, room: int, own: int) -> int:
-    """As large a share of the pixels `own` as `crop` is of `room`; half of them where there is no room."""
+    """Returns as large a share of the pixels `own` as `crop` is of `room`; half of them where there is no room."""
     return (2 * crop * own + room) // (2 * room) if room else own // 2
 
 
@@ -115,7 +115,7 @@ class ViewedImage:
     view: View
 
     def pixels(self) -> np.ndarray[Any, Any]:
-        """uint8 (h, w, 3). Raises DataError if the file is another one than the plan has read."""
+        """Returns uint8 (h, w, 3). Raises DataError if the file is another one than the plan has read."""
         pixels, info = load_image(self.path)
         if info.sha256 != self.sha256:
             raise DataError(f"{shown(self.path)}: was changed while the dataset was being read; start again")
@@ -161,7 +161,7 @@ class ViewRule:
         return replace(p, crop_top=top, crop_left=left)
 
     def _coloured(self, sha256: str, number: int) -> Colours:
-        """The first is the image's own colours."""
+        """Returns the colours' changes; the first is the image's own."""
         if not number:
             return PLAIN
         drawn = [

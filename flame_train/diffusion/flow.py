@@ -42,7 +42,7 @@ TARGET = "target_level"
 
 
 def resolution_shift(low: float = 0.5, high: float = 1.15, low_tokens: int = 256, high_tokens: int = 4096) -> Shift:
-    """Flux's: exp(mu), mu linear in the tokens through (256, 0.5) and (4096, 1.15)."""
+    """Returns Flux's: exp(mu), mu linear in the tokens through (256, 0.5) and (4096, 1.15)."""
     slope = (high - low) / (high_tokens - low_tokens)
     return lambda tokens: math.exp(low + slope * (tokens - low_tokens))
 
@@ -102,7 +102,7 @@ class FlowObjective(TrainingObjective):
         return self.kinds.mixed(rng, noise)
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """x_s, computed in fp32 and given in the latents' dtype."""
+        """Returns x_s, computed in fp32 and given in the latents' dtype."""
         s = _beside(t, latents)
         x: Tensor = (1.0 - s) * latents + s * noise
         return x.to(latents.dtype)
@@ -119,7 +119,7 @@ class FlowObjective(TrainingObjective):
 
 
 def _beside(t: Tensor, like: Tensor) -> Tensor:
-    """(B,) shaped to multiply `like`."""
+    """Returns (B,) shaped to multiply `like`."""
     return t.reshape(t.shape[0], *([1] * (like.ndim - 1)))
 
 

@@ -58,7 +58,7 @@ class NoiseSchedule:
         return NoiseSchedule(((root - root[-1]) * (root[0] / (root[0] - root[-1]))) ** 2)
 
     def timesteps(self, count: int, spacing: Spacing = "leading", offset: int = 1) -> Table:
-        """`count` timesteps to sample at, falling (int64), as diffusers' schedulers space them.
+        """Returns `count` timesteps to sample at, falling (int64), as diffusers' schedulers space them.
 
         "leading" takes multiples of T // count plus `offset` (SDXL's published configuration), "trailing" counts
         down from T - 1 (needed with zero terminal SNR). Raises `ConfigError` if that leaves 0 .. T - 1.

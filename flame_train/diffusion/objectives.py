@@ -192,7 +192,7 @@ class Objective(TrainingObjective):
         return self._drawn.mixed(rng, noise)
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """x_t, computed in fp32 and given in the latents' dtype."""
+        """Returns x_t, computed in fp32 and given in the latents' dtype."""
         x: Tensor = _at(self._signal, t, latents) * latents + _at(self._noise, t, latents) * noise
         return x.to(latents.dtype)
 

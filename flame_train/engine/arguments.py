@@ -31,7 +31,7 @@ class Arguments:
 
 
 def named(fn: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:
-    """`fn` with a signature of `names`, from which the registry reads what to pass it."""
+    """Returns `fn` with a signature of `names`, from which the registry reads what to pass it."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     vars(fn)["__signature__"] = inspect.Signature([inspect.Parameter(n, kind) for n in names])
     return fn
@@ -45,7 +45,7 @@ def names_of(fn: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def spread(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` with the fields of its `Arguments` as parameters of their own; `fn` itself if it takes none."""
+    """Returns `fn` with the fields of its `Arguments` as parameters of their own; `fn` itself if it takes none."""
     parameters = names_of(fn)
     said = getattr(fn, "__annotations__", {})
     bundles = {n: cls for n in parameters if (cls := _bundle(fn, said.get(n)))}
@@ -63,7 +63,7 @@ def spread(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bundle(fn: Callable[..., Any], annotation: Any) -> Any:
-    """The subclass of `Arguments` that an annotation, as its module spells it, stands for, if it does for one."""
+    """Returns the subclass of `Arguments` that an annotation, as its module spells it, stands for, if any."""
     found = getattr(fn, "__globals__", {}).get(annotation)
     return found if isinstance(found, type) and issubclass(found, Arguments) else None
 
@@ -117,7 +117,7 @@ def parameters_of(fn: Callable[..., Any], skip_first: bool) -> tuple[Argument, .
 
 
 def _spelled(fn: Callable[..., Any], p: inspect.Parameter) -> str:
-    """A parameter's annotation as text, whether or not its module postpones annotations. Raises TypeError for none."""
+    """Returns a parameter's annotation as text, postponed or not. Raises TypeError for none."""
     if p.annotation is p.empty:
         raise TypeError(
             f"op {fn.__name__}: argument {p.name!r} has no annotation, which says whether it is a tensor: "
@@ -130,7 +130,7 @@ def _spelled(fn: Callable[..., Any], p: inspect.Parameter) -> str:
 
 
 def _type_name(kind: Any) -> str:
-    """`Array`, which is Any while the program runs, and the names of other types."""
+    """Returns `Array`, which is Any while the program runs, and the names of other types."""
     if kind is Any:
         return "Array"
     if get_args(kind):

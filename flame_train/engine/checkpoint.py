@@ -43,7 +43,7 @@ class _Rerun:
 
 
 def _detached(value: Any) -> Any:
-    """An argument for the second run: a tensor that requires grad becomes a leaf, where the recomputed graph ends."""
+    """Returns an argument for the second run; one that requires grad becomes a leaf, where the new graph ends."""
     if isinstance(value, _OffloadedActivation):
         return value.reload()
     if isinstance(value, Tensor) and value.requires_grad:

@@ -128,7 +128,7 @@ def _present(arrays: Sequence[Array | None]) -> list[Array]:
 
 
 def _worst(a: Array) -> str:
-    """ "nan", "inf" or "-inf" where the array holds one; else ""."""
+    """Returns "nan", "inf" or "-inf" where the array holds one; else ""."""
     if not is_float(a.dtype) or not a.size:
         return ""
     xp = backend_of(a).xp

@@ -25,7 +25,7 @@ class ErrorSample:
 
 
 def sample(*args: Any, **kwargs: Any) -> Sample:
-    """`sample((2, 3), (3,), eps=1e-5)`: a tensor is written as its shape or as `Values`."""
+    """Returns `sample((2, 3), (3,), eps=1e-5)`: a tensor is written as its shape or as `Values`."""
     return Sample(args, kwargs)
 
 

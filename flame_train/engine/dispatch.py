@@ -137,7 +137,7 @@ def explain(op: Op, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
 
 
 def explain_gradients(op: Op, *args: Any, **kwargs: Any) -> dict[str, list[tuple[str, str]]]:
-    """As `explain`, for the gradient of each floating argument that has one, by the argument's name."""
+    """Explains as `explain`, for the gradient of each floating argument that has one, by the argument's name."""
     op = _op(op)
     arrays, used = _unwrap(op, op.bind(args, kwargs))
     backend = _backend(op, used, mode())
@@ -282,14 +282,14 @@ def _choose(op: Op, arrays: dict[str, Any], backend: Backend, m: Mode) -> Kernel
 
 
 def _covers(op: Op, wanted: list[Used]) -> bool:
-    """True if a composite's kernels have a gradient for every wanted argument. If not, its body must run: that has."""
+    """Says whether a composite's kernels have a gradient for every wanted argument; else its body must run."""
     return all(any(name in f.args for f in op.kernel_formulas) for name, _, _ in wanted)
 
 
 def _computed(
     op: Op, kernel: Kernel | None, arrays: dict[str, Any], used: list[Used], backend: Backend
 ) -> tuple[list[Array], dict[str, Array]]:
-    """The outputs and the `aux` values. The array library's errors about shapes become errors in the op's terms."""
+    """Returns outputs and `aux` values; the array library's errors about shapes become errors in the op's terms."""
     try:
         if kernel is not None:
             return split_results(op, kernel.fn(backend.kernels, **{n: arrays[n] for n in kernel.names}))
@@ -307,7 +307,7 @@ def _computed(
 def _reference(
     op: Op, arrays: dict[str, Any], used: list[Used], backend: Backend
 ) -> tuple[list[Array], dict[str, Array]]:
-    """The reference's outputs and `aux` values: computed in fp32 or fp64, the outputs rounded to the inputs' dtype."""
+    """Runs the reference in fp32 or fp64, and rounds the outputs to the inputs' dtype."""
     if op.data_movement:
         return split_results(op, op.fn(backend.references, **arrays))
     dtypes = {t.data.dtype for _, _, t in used}
@@ -343,7 +343,7 @@ def _record(
     backend: Backend,
     m: Mode,
 ) -> Node:
-    """The graph node: the formulas that will run, the values they name and no others, and an edge to each input."""
+    """Returns the graph node: the formulas that will run, the values they name, and an edge to each input."""
     formulas = _plan(op, kernel, dict.fromkeys([name for name, _, _ in wanted]), arrays, backend, m)
     known = {**arrays, **aux, "out": outputs if op.multiple else outputs[0]}
     for name, i, t in used:
@@ -378,7 +378,7 @@ def _shape(known: dict[str, Any], name: str) -> Any:
 def _plan(
     op: Op, kernel: Kernel | None, wanted: Iterable[str], arrays: dict[str, Any], backend: Backend, m: Mode
 ) -> list[VJP]:
-    """The formulas that cover the wanted arguments: a kernel's where one takes these inputs, else the reference's."""
+    """Returns the formulas that cover the wanted arguments: a kernel's where one takes these inputs."""
     candidates = op.formulas
     if backend.kernels is not None and m.forced.get(op.name) != "reference" and (kernel or not op.composite):
         met = kernel.when if kernel else None  # the forward kernel's condition is known to hold

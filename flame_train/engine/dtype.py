@@ -61,7 +61,7 @@ def compute_dtype(dtype: DType) -> DType:
 
 
 def as_array(value: Array) -> Array:
-    """`value` as an array: NumPy's arithmetic turns 0-d arrays into scalars, which cannot be written to."""
+    """Returns `value` as an array: NumPy's arithmetic turns 0-d arrays into scalars, which cannot be written to."""
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
@@ -78,7 +78,7 @@ def promote(dtypes: Iterable[DType]) -> DType | None:
 
 
 def promote_floats(dtypes: Iterable[DType]) -> DType:
-    """`promote` where one of `dtypes` is floating at least."""
+    """Does `promote` where one of `dtypes` is floating at least."""
     result = promote(dtypes)
     assert result is not None
     return result

@@ -86,7 +86,7 @@ def _differentiated(op: Op, bound: dict[str, Any]) -> list[tuple[str, int | None
 
 
 def _analytic(op: Op, bound: dict[str, Any], weights: list[np.ndarray[Any, Any]]) -> tuple[Tensor | None, ...]:
-    """The formulas' gradients of the weighted sum of the outputs; None for each where the op has no float output."""
+    """Returns the formulas' gradients of the outputs' weighted sum; None for each without a float output."""
     inputs = [t for _, _, t in _differentiated(op, bound)]
     for t in inputs:
         t.requires_grad_()
@@ -105,7 +105,7 @@ def _outputs(result: Any) -> list[Tensor]:
 
 
 def _worst(t: Tensor, analytic: Tensor | None, scalar: Callable[[], float]) -> float:
-    """The largest error over all elements of `t`, relative where the gradient is above 1; no gradient counts as 0."""
+    """Returns the largest error over `t`, relative where the gradient is above 1; no gradient counts as 0."""
     expected = numeric_gradient(t, scalar)
     got = np.zeros(t.shape) if analytic is None else analytic.numpy()
     if expected.size == 0:

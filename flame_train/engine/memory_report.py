@@ -108,7 +108,7 @@ class MemoryReport:
             self.peak, self._at_peak = self.live + passing, self._living + Counter({(op, phase): passing})
 
     def _ended(self, key: Key) -> int:
-        """The most bytes that were there while the op ran; 0 if ops that ran inside it have reported their own."""
+        """Returns the most bytes while the op ran; 0 if ops that ran inside it have reported their own."""
         while self._running:
             ended = self._running.pop()
             most = ended.live + ended.most()

@@ -266,7 +266,7 @@ class Op:
         )
 
     def _guard(self, when: Whens) -> Guard | None:
-        """`when` as a guard: the same object for the same function, so that dispatch asks each only once."""
+        """Returns `when` as a guard: the same object for the same function, so that dispatch asks each only once."""
         if when is None:
             return None
         return self._guards.setdefault(when, Guard(*when) if isinstance(when, tuple) else Guard(when))
@@ -303,7 +303,7 @@ class Op:
         return values
 
     def _bind_numpys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The values where NumPy's names are among `kwargs`: `axis` for `dim`. Raises TypeError for any other name."""
+        """Returns the values where `kwargs` have NumPy's `axis` for `dim`. Raises TypeError for any other name."""
         given = dict(zip(self.positional, args, strict=False))
         for key, value in kwargs.items():
             name = NUMPYS.get(key, key) if key not in self.names else key

@@ -45,7 +45,7 @@ def install() -> None:
 
 
 def _of_method(name: str) -> str:
-    """The op's docstring, and a line for each argument after the first. Of an op that is not loaded, nothing."""
+    """Returns the op's docstring and a line for each further argument; nothing of an op that is not loaded."""
     if name not in REGISTRY:
         return ""
     op = REGISTRY[name]

@@ -53,7 +53,7 @@ def apart(*shape: int) -> Values:
 
 
 def integers(high: int, *shape: int) -> Values:
-    """Whole numbers in [0, high)."""
+    """Returns whole numbers in [0, high)."""
     return Values(shape, 0, high, kind="int")
 
 

@@ -125,20 +125,20 @@ class Rng:
             raise TypeError(f"Rng: expected samples as an array of whole numbers, got {what}")
 
     def bits(self, stream: int, shape: Sequence[int] = ()) -> Array:
-        """uint32 (B, *shape)."""
+        """Returns uint32 (B, *shape)."""
         words = bits(self.xp, self.seed, stream, self.step, self.samples, math.prod(shape))
         return words.reshape(words.shape[0], *shape)
 
     def uniform(self, stream: int, shape: Sequence[int] = ()) -> Array:
-        """fp32 (B, *shape) in the open interval (0, 1): odd multiples of 2^-24, so that none rounds to 1."""
+        """Returns fp32 (B, *shape) in the open interval (0, 1): odd multiples of 2^-24, so that none rounds to 1."""
         return uniform_of(self.bits(stream, shape))
 
     def normal(self, stream: int, shape: Sequence[int] = ()) -> Array:
-        """fp32 (B, *shape) of mean 0 and standard deviation 1."""
+        """Returns fp32 (B, *shape) of mean 0 and standard deviation 1."""
         return normal_of(self.xp, self.bits(stream, shape))
 
     def randint(self, stream: int, high: int, shape: Sequence[int] = ()) -> Array:
-        """int64 (B, *shape) in 0 .. high - 1, by multiply and shift; the bias is below high / 2^32."""
+        """Returns int64 (B, *shape) in 0 .. high - 1, by multiply and shift; the bias is below high / 2^32."""
         return ((self.bits(stream, shape).astype(np.uint64) * np.uint64(high)) >> _HALF).astype(np.int64)
 
 
@@ -152,7 +152,7 @@ def check_rng(rng: Any, needed: str) -> Rng:
 
 
 def uniform_of(words: Array) -> Array:
-    """uint32 words to fp32 in (0, 1): the upper 23 bits and a half."""
+    """Returns uint32 words to fp32 in (0, 1): the upper 23 bits and a half."""
     odd = (words >> np.uint32(9)) * np.uint32(2) + np.uint32(1)
     return odd.astype(np.float32) * np.float32(2.0**-24)
 
@@ -163,7 +163,7 @@ def least_kept(p: float) -> int:
 
 
 def normal_of(xp: Namespace, words: Array) -> Array:
-    """uint32 words to fp32 standard normals, through the fp64 inverse of the distribution function."""
+    """Returns uint32 words to fp32 standard normals, through the fp64 inverse of the distribution function."""
     kernels = backend_of(words).kernels
     if kernels is not None:
         return _normals_on_gpu(kernels, words)

@@ -48,7 +48,7 @@ def note_call(part: CapturedPart) -> None:
 
 
 def capture(fn: Callable[[], None], device: str) -> Callable[[], None]:
-    """`fn` as a function to call again and again; on "cpu" `fn` itself.
+    """Returns `fn` as a function to call again and again; on "cpu" `fn` itself.
 
     On "cuda" the first call runs `fn`, the second records it as a CUDA graph, and that and every later call replay it.
     A call after a module that `fn` calls has changed (an adapter, a weight loaded anew, `train()`) begins as the first.

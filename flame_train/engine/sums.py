@@ -46,7 +46,7 @@ def leading_sum(x: Array, axes: int, dtype: DType) -> Array:
 def accurate_sum(
     fn: Callable[..., Array], x: Array, axes: tuple[int, ...], keepdims: bool = False, dtype: DType | None = None
 ) -> Array:
-    """`fn`, the namespace's sum or mean, of `x` over `axes`, in `dtype`.
+    """Returns `fn`, the namespace's sum or mean, of `x` over `axes`, in `dtype`.
 
     NumPy adds numbers pairwise only along the axis of the smallest stride. Along others it adds one by one, with an
     error that grows with their count. So long fp32 sums of that kind are taken in fp64 and rounded once.

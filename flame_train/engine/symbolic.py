@@ -147,7 +147,7 @@ def gradient(out: Scalar, wrt: Scalar, g: Scalar) -> Operand:
 
 
 def _shares(node: Scalar, arrived: Operand) -> list[Operand]:
-    """The gradients of a part's operands. What `where` did not take gets 0, whatever arrived: no infinity times 0."""
+    """Returns the gradients of a part's operands; what `where` did not take gets 0, whatever arrived."""
     if node.rule == "where":
         condition = node.args[0]
         return [None, _where(condition, arrived, 0.0), _where(condition, 0.0, arrived)]

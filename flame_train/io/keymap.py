@@ -104,7 +104,7 @@ class Source:
         return self.apply([weights.read(name) for name in self.names])
 
     def apply(self, stored: Sequence[Array]) -> Array:
-        """Rearrange the arrays of `names`. Shapes: see `Op`."""
+        """Rearranges the arrays of `names`. Shapes: see `Op`."""
         first = stored[0]
         match self.op:
             case Op.COPY:

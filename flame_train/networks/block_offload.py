@@ -166,7 +166,7 @@ def memory_order(array: Array) -> tuple[int, ...]:
 
 
 def _laid_out(arrays: Sequence[Array]) -> tuple[list[int], int]:
-    """A place for each array in one buffer, and its size: what lies in one array's memory stays as near as it was."""
+    """Places each array in one buffer, and sizes it: what lies in one array's memory stays as near as it was."""
     spans: dict[int, tuple[int, int]] = {}
     for array in arrays:
         begin, end = extent(array)

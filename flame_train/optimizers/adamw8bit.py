@@ -92,7 +92,7 @@ class AdamW8bitRule:
 
 
 def _blocks(arena: FlatParameters) -> np.ndarray[Any, Any]:
-    """Where each block of values begins in the flat buffers, and how many it has: (blocks, 2) int64, stack by stack."""
+    """Returns where each block of values begins in the flat buffers, and its size: (blocks, 2) int64."""
     spans = arena.matrices().spans()
     blocks = [
         (at, min(_BLOCK, start + size - at)) for start, size in spans for at in range(start, start + size, _BLOCK)
@@ -101,7 +101,7 @@ def _blocks(arena: FlatParameters) -> np.ndarray[Any, Any]:
 
 
 def dynamic_levels(signed: bool) -> np.ndarray[Any, Any]:
-    """The 256 levels of the dynamic tree type, from -1 or 0 to 1, as bitsandbytes' `create_dynamic_map`.
+    """Returns the 256 levels of the dynamic tree type, from -1 or 0 to 1, as bitsandbytes' `create_dynamic_map`.
 
     Seven decades, each with twice as many levels as the one below it.
     """
@@ -114,7 +114,7 @@ def dynamic_levels(signed: bool) -> np.ndarray[Any, Any]:
 
 
 def _in_blocks(xp: Namespace, values: Array) -> Array:
-    """(n, *shape) as (n * blocks, 256), the last block of each filled up with zeros."""
+    """Returns (n, *shape) as (n * blocks, 256), the last block of each filled up with zeros."""
     flat = values.reshape(len(values), -1)
     blocks = -(-flat.shape[1] // _BLOCK)
     filled = xp.zeros((len(values), blocks * _BLOCK), float32)

@@ -55,7 +55,7 @@ class MuonRule:
         return decayed(direction, self.weight_decay, step.arena), {"momentum": buffer}
 
     def _factor(self, rows: int, columns: int) -> float:
-        """ "original" is the first publication's, "match_rms_adamw" gives updates the size of AdamW's."""
+        """Returns the factor: "original" is the first publication's, "match_rms_adamw" gives updates AdamW's size."""
         if self.adjust == "original":
             return math.sqrt(max(1.0, rows / columns))
         return 0.2 * math.sqrt(max(rows, columns))

@@ -81,7 +81,7 @@ class ProdigyScheduleFreeRule:
         }
 
     def numbers(self, state: State, step: Step) -> State:
-        """d as it is, the weights of the moments and of z, and that of this step's gradient in the estimate."""
+        """Returns d as it is, the weights of the moments and of z, and that of this step's gradient in the estimate."""
         assert step.rate is not None
         xp, (b1, b2), d = step.xp, self.betas, state["d"]
         weight = (d * step.rate.astype(np.float64)) ** 2

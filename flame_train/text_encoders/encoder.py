@@ -156,7 +156,7 @@ class TextEncoder(ABC):
         return self.inputs(reading.text)
 
     def rows_of(self, reading: EncoderInput) -> int:
-        """`rows` of what is read, whose images are not opened."""
+        """Returns `rows` of what is read, whose images are not opened."""
         return self.rows(self.inputs(reading.text))
 
     @abstractmethod
@@ -175,7 +175,7 @@ class TextEncoder(ABC):
         """Says whether a caption has more tokens than are kept."""
 
     def cuts(self, reading: EncoderInput) -> bool:
-        """`overlong` of a text beside its images, which may take some of the room."""
+        """Returns `overlong` of a text beside its images, which may take some of the room."""
         return self.overlong(reading.text)
 
     @property
@@ -220,7 +220,7 @@ class TextEncoder(ABC):
 
 
 def tokenizer_places(part: Part, base: Path) -> tuple[Path, Path]:
-    """Where an encoder's tokenizer is looked for: beside its own file, then beside the checkpoint."""
+    """Says where an encoder's tokenizer is looked for: beside its own file, then beside the checkpoint."""
     return part.path if part.path != Path(part.component) else base, base
 
 
@@ -234,5 +234,5 @@ def too_long(encoders: Sequence[TextEncoder], read: Sequence[EncoderInput]) -> t
 
 
 def _surely_fits(reading: EncoderInput, tokens: int) -> bool:
-    """Whether a text is so short that no tokenizer need be asked: of ASCII each makes at most a token a character."""
+    """Says whether a text is so short that no tokenizer need be asked: ASCII makes at most a token a character."""
     return not reading.images and len(reading.text) < tokens and reading.text.isascii()

@@ -49,7 +49,7 @@ class Report:
 
 
 def examine(device: str, machine: Machine | None = None) -> Report:
-    """Judge `machine` (default: this one) for training on `device`, cuda or cpu."""
+    """Judges `machine` (default: this one) for training on `device`, cuda or cpu."""
     machine = machine or detect()
     return Report(device, (*_base(machine), *_gpu(machine), *_room(machine)))
 

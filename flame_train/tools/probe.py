@@ -63,7 +63,7 @@ class Machine:
 
 
 def detect() -> Machine:
-    """Probe this machine. Never raises."""
+    """Probes this machine. Never raises."""
     driver, driver_cuda, gpus, driver_error = _driver()
     return Machine(
         python=platform.python_version(),

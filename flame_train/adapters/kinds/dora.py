@@ -201,11 +201,11 @@ class DoraAdapter:
         self.lora.limit(max_norm)
 
     def apply_grouped(self, layers: Sequence[Any], x: Tensor) -> tuple[Tensor, ...] | None:
-        """None: each layer has an input, or an output, of its own."""
+        """Returns None, since each layer has an input, or an output, of its own."""
         return None
 
     def _gain(self) -> Tensor:
-        """m / |W + scale * up @ down| - 1 of each column or row, in fp32: (in,) or (out,)."""
+        """Returns m / |W + scale * up @ down| - 1 of each column or row, in fp32: (in,) or (out,)."""
         with no_grad():
             dtype = self.lora.down.compute_copy.dtype
             out = self.weight.shape[0]

@@ -57,7 +57,7 @@ class AdapterKind(Entry):
         return None
 
     def sizes(self, weight_shape: tuple[int, ...], rank: int, alpha: float) -> tuple[int, float]:
-        """Rank and alpha on a layer whose weight has this shape."""
+        """Returns rank and alpha on a layer whose weight has this shape."""
         return rank, alpha
 
     def initial(self, layer: Layer, rank: int, alpha: float, rng: np.random.Generator) -> Factors:

@@ -110,7 +110,7 @@ class LohaAdapter(MergedAdapter):
         return first, second, first.shape
 
     def merged(self, weight: Any, dtype: DType) -> Tensor:
-        """As its parent's, by an op that keeps neither product."""
+        """Adds as its parent does, by an op that keeps neither product."""
         matrices = [self.matrices[name].compute_copy.to(dtype) for name in ARRAYS]
         return rematerialize(_added, weight, *matrices, self.scale, dtype, min_bytes=KEPT_BELOW)
 

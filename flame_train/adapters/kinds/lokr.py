@@ -151,7 +151,7 @@ class LokrAdapter(MergedAdapter):
         return w1.reshape(a, 1, c, 1, *ones), w2.reshape(1, b, 1, d, *kernel), (a, b, c, d, *kernel)
 
     def merged(self, weight: Any, dtype: DType) -> Tensor:
-        """As its parent's, by an op whose gradients read the weight's once."""
+        """Adds as its parent does, by an op whose gradients read the weight's once."""
         w1, w2 = self._whole("lokr_w1", dtype), self._whole("lokr_w2", dtype)
         kernel = tuple(weight.shape[2:])
         w2 = w2.reshape(len(w2), -1, *kernel)

@@ -133,7 +133,7 @@ class LoraAdapter:
         return {"lora_down.weight": self.down, "lora_up.weight": self.up}
 
     def compute(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """down and up in the activations' dtype."""
+        """Returns down and up in the activations' dtype."""
         return self.down.compute_copy.to(x.dtype), self.up.compute_copy.to(x.dtype)
 
     def apply_grouped(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:

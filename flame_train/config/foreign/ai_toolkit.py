@@ -166,7 +166,7 @@ def schedule(value: Any, source: Source) -> Any:
 
 
 def levels(value: Any, source: Source) -> Any:
-    """timestep_type; sigmoid is a logit-normal without a shift, shift has the model's."""
+    """Converts timestep_type; sigmoid is a logit-normal without a shift, shift has the model's."""
     if not is_off(source.get("train.linear_timesteps")) or not is_off(source.get("train.linear_timesteps2")):
         return NOTHING
     if value == "weighted":
@@ -183,7 +183,7 @@ def levels(value: Any, source: Source) -> Any:
 
 
 def weighted(value: Any, source: Source) -> Any:
-    """Even noise levels, whose losses are weighed by a table, with most weight in the middle."""
+    """Returns even noise levels, whose losses are weighed by a table, with most weight in the middle."""
     if is_off(value):
         return NOTHING
     if source.fact("unet"):

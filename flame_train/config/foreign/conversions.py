@@ -138,7 +138,7 @@ def warmup(value: Any, source: Source) -> Any:
 
 
 def min_snr(value: Any, source: Source) -> Any:
-    """min-SNR, which is a weighting with a key of its own."""
+    """Returns min-SNR, which is a weighting with a key of its own."""
     if is_off(value):
         return NOTHING
     return {"loss.weighting": "min_snr", "loss.snr_gamma": float(number(value))}

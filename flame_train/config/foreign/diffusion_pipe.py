@@ -166,7 +166,7 @@ def shuffled(value: Any, source: Source) -> Any:
 
 
 def encoders(value: Any, source: Source) -> Any:
-    """Both CLIPs of SDXL are trained, at the optimizer's rate where they have none of their own."""
+    """Trains both CLIPs of SDXL, at the optimizer's rate where they have none of their own."""
     rate = source.get("optimizer.lr")
     rates = {name: source.get(f"model.text_encoder_{i}_lr", rate) for i, name in ((1, "clip_l"), (2, "clip_g"))}
     return trained(rates, source.get("model.unet_lr", rate), "attention+mlp")

@@ -176,7 +176,7 @@ def _rates(boxes: Mapping[str, Setting], family: str) -> Iterator[tuple[str, Set
 
 
 def _length(boxes: Mapping[str, Setting]) -> Iterator[tuple[str, Setting]]:
-    """How long: epochs where there are no steps (lora_gui.py:1733), and a rise in percent (common_gui.py:1185)."""
+    """Says how long: epochs where there are no steps (lora_gui.py:1733), and a rise in percent (common_gui.py:1185)."""
     if "max_train_epochs" in boxes:
         yield "max_train_epochs", _written("max_train_epochs", boxes["max_train_epochs"])
     elif "max_train_steps" in boxes:

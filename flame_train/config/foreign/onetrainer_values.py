@@ -107,7 +107,7 @@ def rate(value: Any, source: Source) -> Any:
 
 
 def _factor(source: Source) -> int:
-    """OneTrainer multiplies rates by the root of batch size or accumulation, where its config asks for it."""
+    """Multiplies rates by the root of batch size or accumulation, where the config asks for it."""
     batch, accumulation = source.get("batch_size", 1), source.get("gradient_accumulation_steps", 1)
     known = {"BATCH": batch, "GRADIENT_ACCUMULATION": accumulation, "BOTH": batch * accumulation}
     factor: int = known.get(str(source.get("learning_rate_scaler", "NONE")).removeprefix("GLOBAL_"), 1)
@@ -135,7 +135,7 @@ def encoders(value: Any, source: Source) -> Any:
 
 
 def _end(part: str, source: Source) -> str:
-    """When the training of a part ends before the run; empty where it does not."""
+    """Says when the training of a part ends before the run; empty where it does not."""
     after, unit = source.get(f"{part}.stop_training_after"), source.get(f"{part}.stop_training_after_unit", "NEVER")
     return "" if is_off(after) or unit == "NEVER" else f"{after} {str(unit).lower()}"
 

@@ -61,7 +61,7 @@ def _refusal(program: Program, source: str) -> ConfigError:
 
 
 def read_foreign(source: str, family: str = "") -> tuple[Program, Source]:
-    """Another trainer's config and the program it is of; `family` holds where the config names none.
+    """Returns another trainer's config and the program it is of; `family` holds where the config names none.
 
     Raises ConfigError for a file that cannot be read, that no program here writes, or that is for another model.
     """
@@ -84,7 +84,7 @@ def read_foreign(source: str, family: str = "") -> tuple[Program, Source]:
 
 
 def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
-    """TOML, YAML or JSON by the ending; a command line where the ending is a script's and it starts a known one."""
+    """Parses TOML, YAML or JSON by the ending; a command line where a script's ending starts a known one."""
     if Path(source).suffix.lower() in _SCRIPTS and script_of(text):
         return parse_command_line(text, name_of(source))
     tree, lines = parse(text, source)
@@ -106,7 +106,7 @@ def _refuse_wild(tree: Mapping[str, Any], name: str) -> None:
 
 
 def _beside(named: str, folder: Path | None, again: Any) -> Reading | None:
-    """The file that a config names: below the config's folder or one above it, or of that name beside or above it."""
+    """Finds the file that a config names: below its folder or one above, or of that name beside or above it."""
     path = Path(named.replace("\\", "/")).expanduser()
     places = [path]
     if folder is not None:

@@ -113,10 +113,7 @@ def _loss(value: Any, source: Source) -> Any:
 
 
 def _noise_levels(value: Any, source: Source) -> Any:
-    """--timestep_sampling of Flux, Chroma and Anima; sigma draws from a table that --discrete_flow_shift shifted.
-
-    Flux has a weight of each level with a model_prediction_type alone that is not here (flux_train_utils.py:545).
-    """
+    """Converts --timestep_sampling; sigma draws from a table that --discrete_flow_shift shifted."""
     anima = bool(source.fact("sd_scripts_weighs_levels"))
     shift, std = source.get("discrete_flow_shift", 1.0 if anima else 3.0), _number_of(source, "sigmoid_scale", 1.0)
     scheme = source.get("weighting_scheme", "uniform")
@@ -139,10 +136,7 @@ def _noise_levels(value: Any, source: Source) -> Any:
 
 
 def _noise_levels_sd3(value: Any, source: Source) -> Any:
-    """--weighting_scheme: the density of levels, or their weight on an error of the image (sd3_train_network.py:353).
-
-    That error is the noise level times ours, so a weight of 1 / level^2 there is none here.
-    """
+    """Converts --weighting_scheme, whose error is of the image: a weight of 1 / level^2 there is none here."""
     density = _density(value, source.get("training_shift", 1.0), source, 1.0)
     if isinstance(density, Lost) or value == "sigma_sqrt":
         return density
@@ -175,7 +169,7 @@ def _raw(value: Any, source: Source) -> Any:
 
 
 def _kept(value: Any, source: Source) -> Any:
-    """How many checkpoints stay: all, or those of --save_last_n_* (train_util.py:5786): so many, or a span of steps."""
+    """Says how many checkpoints stay: all, or those of --save_last_n_*, so many or a span (train_util.py:5786)."""
     if not is_off(every := number(source.get("save_every_n_steps"))):
         span = number(source.get("save_last_n_steps"))
         return (
@@ -187,7 +181,7 @@ def _kept(value: Any, source: Source) -> Any:
 
 
 def _saved(value: Any, source: Source) -> Any:
-    """--save_n_epoch_ratio: so many checkpoints in all (train_network.py:981)."""
+    """Converts --save_n_epoch_ratio: so many checkpoints in all (train_network.py:981)."""
     epochs, count = number(source.get("max_train_epochs")), number(value)
     if is_off(count):
         return NOTHING
@@ -197,7 +191,7 @@ def _saved(value: Any, source: Source) -> Any:
 
 
 def _steps(value: Any, source: Source) -> Any:
-    """--max_train_steps, which --max_train_epochs overrides (train_network.py:799)."""
+    """Converts --max_train_steps, which --max_train_epochs overrides (train_network.py:799)."""
     if not is_off(number(source.get("max_train_epochs"))):
         return NOTHING
     if is_off(number(value)):
@@ -206,7 +200,7 @@ def _steps(value: Any, source: Source) -> Any:
 
 
 def _tracked(value: Any, source: Source) -> Any:
-    """--log_with: TensorBoard, or the project at Weights & Biases that --log_tracker_name names."""
+    """Converts --log_with: TensorBoard, or the project at Weights & Biases that --log_tracker_name names."""
     project = source.get("log_tracker_name") or "network_train"
     return {
         "tensorboard": {"output.tensorboard": True},
@@ -244,13 +238,13 @@ def _beside(other: str) -> Any:
 
 
 def _unsampled(value: Any, source: Source) -> Any:
-    """No images where prompts have no interval (train_util.py:6380)."""
+    """Samples no images where prompts have no interval (train_util.py:6380)."""
     has_interval = any(not is_off(number(source.get(f"sample_every_n_{unit}"))) for unit in ("steps", "epochs"))
     return NOTHING if has_interval or is_off(source.get("sample_prompts")) else 0
 
 
 def _discount(value: Any, source: Source) -> Any:
-    """--multires_noise_discount, which means something beside iterations, and for models of noise prediction."""
+    """Converts --multires_noise_discount, which means something beside iterations and in noise prediction."""
     flow = source.family in (_SCRIPTS | TYPES).values() and not source.fact("unet")
     return NOTHING if flow or is_off(source.get("multires_noise_iterations")) else float(number(value))
 

@@ -52,7 +52,7 @@ _FLUX_TYPES: Final = MappingProxyType(
 
 
 def module(source: Source) -> str:
-    """`network_module` without its package: lora_flux, lokr, lycoris."""
+    """Returns `network_module` without its package: lora_flux, lokr, lycoris."""
     text = str(source.get("network_module", ""))
     return "lycoris" if text.startswith("lycoris") else text.removeprefix("networks.")
 
@@ -67,7 +67,7 @@ def is_on(value: Any) -> bool:
 
 
 def algorithm(source: Source) -> str:
-    """LyCORIS' algorithm, or that of a module of its own."""
+    """Returns LyCORIS' algorithm, or that of a module of its own."""
     own = module(source)
     if own in _NATIVE:
         return own
@@ -99,7 +99,7 @@ def _has_kernels(source: Source) -> bool:
 
 
 def kernels(value: Any, source: Source) -> Any:
-    """Rank and alpha of a LoCon's larger kernels: LyCORIS has the linear layers' where none are given."""
+    """Returns rank and alpha of a LoCon's larger kernels: LyCORIS has the linear layers' where none are given."""
     if not _has_kernels(source) or algorithm(source) not in ("lora", "locon") or is_on(argument(source, "dora_wd")):
         return NOTHING
     rank, alpha = _of_kernels(source)
@@ -114,7 +114,7 @@ def _of_kernels(source: Source) -> tuple[Any, float]:
 
 
 def targets(value: Any, source: Source) -> Any:
-    """sd-scripts adapts every linear layer of the blocks, LyCORIS what its preset says."""
+    """Converts the layers: every linear one of the blocks, or what LyCORIS' preset says."""
     if module(source) == "lycoris":
         return _preset(str(argument(source, "preset", "full")), source)
     if source.fact("unet"):
@@ -197,7 +197,7 @@ def _rules_of_kernels(source: Source) -> Iterator[dict[str, Any]]:
 
 
 def _rules_of_blocks(source: Source) -> Iterator[dict[str, Any]]:
-    """Flux: ranks of a block's parts, and blocks that get no adapter (networks/lora_flux.py:466 and 540)."""
+    """Yields Flux' ranks of a block's parts, and blocks that get no adapter (networks/lora_flux.py:466 and 540)."""
     if not source.fact("double_blocks") or module(source) != "lora_flux":
         return
     for name, match in _FLUX_TYPES.items():
@@ -234,7 +234,7 @@ def lora_plus(value: Any, source: Source) -> Any:
 
 
 def merged_first(value: Any, source: Source) -> Any:
-    """LoRAs that are merged into the base model before training (train_network.py:651)."""
+    """Returns LoRAs that are merged into the base model before training (train_network.py:651)."""
     if is_off(value):
         return NOTHING
     files = value if isinstance(value, list) else [value]
@@ -256,7 +256,7 @@ def rank(value: Any, source: Source) -> Any:
 
 
 def alpha(value: Any, source: Source) -> Any:
-    """0 is the rank, as for LyCORIS (networks/lora.py:62)."""
+    """Converts alpha; 0 is the rank, as for LyCORIS (networks/lora.py:62)."""
     alpha = number(value)
     return float(1 if alpha in (None, "") else alpha or number(source.get("network_dim")) or 4)
 
@@ -266,7 +266,7 @@ def on_output(value: Any, source: Source) -> Any:
 
 
 def schedule(value: Any, source: Source) -> Any:
-    """--lr_scheduler. A schedule-free optimizer has none, and Adafactor's relative steps have their own."""
+    """Converts --lr_scheduler. A schedule-free optimizer has none, and Adafactor's relative steps have their own."""
     if _by_itself(source):
         return "constant"
     if not is_off(source.get("lr_scheduler_type")):
@@ -278,12 +278,12 @@ def schedule(value: Any, source: Source) -> Any:
 
 
 def rise(value: Any, source: Source) -> Any:
-    """--lr_warmup_steps: a float is a share of the run (train_util.py:5276)."""
+    """Converts --lr_warmup_steps: a float is a share of the run (train_util.py:5276)."""
     return NOTHING if _by_itself(source) else warmup(value, source)
 
 
 def decay(value: Any, source: Source) -> Any:
-    """--lr_decay_steps, which warmup_stable_decay alone has; a float is a share of the run."""
+    """Converts --lr_decay_steps, which warmup_stable_decay alone has; a float is a share of the run."""
     steps, length = number(value), number(source.get("max_train_steps", 1600))
     if is_off(steps) or source.get("lr_scheduler") != "warmup_stable_decay":
         return NOTHING
@@ -302,7 +302,7 @@ def _by_itself(source: Source) -> bool:
 
 
 def least_rate(value: Any, source: Source) -> Any:
-    """--lr_scheduler_min_lr_ratio, which two schedules read."""
+    """Converts --lr_scheduler_min_lr_ratio, which two schedules read."""
     ratio, peak = number(value), number(source.get("unet_lr") or source.get("learning_rate") or 0)
     if is_off(ratio) or source.get("lr_scheduler") not in ("cosine_with_min_lr", "warmup_stable_decay"):
         return NOTHING
@@ -310,7 +310,7 @@ def least_rate(value: Any, source: Source) -> Any:
 
 
 def optimizer(value: Any, source: Source) -> Any:
-    """--optimizer_type, with the defaults of its own that ours do not share (train_util.py:4822)."""
+    """Converts --optimizer_type, with the defaults of its own that ours do not share (train_util.py:4822)."""
     name = str(value or "AdamW").rsplit(".", 1)[-1].lower()
     arguments = {key for key in source.settings if key.startswith("optimizer_args.")}
 
@@ -339,7 +339,7 @@ def decoupled(value: Any, source: Source) -> Any:
 
 
 def usual_rate(value: Any, source: Source) -> Any:
-    """--learning_rate, the denoiser's where it has none of its own."""
+    """Converts --learning_rate, the denoiser's where it has none of its own."""
     return NOTHING if not is_off(number(source.get("unet_lr"))) else rate(value, source)
 
 

@@ -154,14 +154,14 @@ def targets(value: Any, source: Source) -> Any:
 
 
 def lycoris_rank(value: Any, source: Source) -> Any:
-    """A rank above every layer's means matrices that are not decomposed, in LoKr."""
+    """Converts a rank; one above every layer's means matrices that are not decomposed, in LoKr."""
     if source.get("lycoris.algo") == "lokr" and value >= 4096:
         return {"lora.full_matrix": True}
     return {"lora.rank": value}
 
 
 def levels(value: Any, source: Source) -> Any:
-    """Sigmoid of a normal number, shifted; or uniform, or by a beta distribution. A uniform one wins."""
+    """Returns sigmoid of a normal number, shifted; or uniform, or by a beta distribution. A uniform one wins."""
     shift = 0.0 if source.get("flow_schedule_auto_shift") else float(source.get("flow_schedule_shift", 3))
     if source.get("flow_use_uniform_schedule"):
         return sampled("uniform", shift)
@@ -202,7 +202,7 @@ def ema(value: Any, source: Source) -> Any:
 
 
 def offset(value: Any, source: Source) -> Any:
-    """Offset noise, on a share of the batches."""
+    """Returns offset noise, on a share of the batches."""
     if not value:
         return NOTHING
     share = float(source.get("noise_offset_probability", 0.25))
@@ -264,7 +264,7 @@ def prediction(value: Any, source: Source) -> Any:
 
 
 def clip(value: Any, source: Source) -> Any:
-    """max_grad_norm is the largest norm or the largest value, as grad_clip_method says."""
+    """Converts max_grad_norm, the largest norm or value as grad_clip_method says."""
     name = "gradient.clip_value" if source.get("grad_clip_method", "value") == "value" else "gradient.clip_norm"
     return {name: float(value)} | ({"gradient.clip_norm": 0.0} if name.endswith("value") else {})
 
@@ -314,7 +314,7 @@ def negative(value: Any, source: Source) -> Any:
 
 
 def tracked(value: Any, source: Source) -> Any:
-    """--report_to: TensorBoard, or the project at Weights & Biases that --tracker_project_name names."""
+    """Converts --report_to: TensorBoard, or the project at Weights & Biases that --tracker_project_name names."""
     project = source.get("tracker_project_name") or "simpletuner-training"
     board, wandb = {"output.tensorboard": True}, {"output.wandb": project}
     known = {"tensorboard": board, "wandb": wandb, "all": board | wandb, "none": NOTHING}

@@ -88,7 +88,7 @@ Convert = Callable[[Any, Source], Any]
 
 
 def keep(value: Any, source: Source) -> Any:
-    """The value as it is."""
+    """Returns the value as it is."""
     return value
 
 
@@ -183,7 +183,7 @@ class Reading:
     beside: Callable[[str], Reading | None] = field(repr=False)
 
     def place(self, path: tuple[str, ...]) -> str:
-        """`file:line` of a key."""
+        """Returns `file:line` of a key."""
         while path and path not in self.lines:
             path = path[:-1]
         return f"{self.file}:{self.lines.get(path, 1)}"

@@ -80,7 +80,7 @@ def enlarged(xp: Namespace, grid: Tensor, size: tuple[int, int], high: Array, wi
 
 
 def _weights(xp: Namespace, size: int, most: int, count: Array) -> Tensor:
-    """(B, size, most): how much each of the first `count` (B,) entries counts in each of `size` places."""
+    """Returns (B, size, most): how much each of the first `count` (B,) entries counts in each of `size` places."""
     count = count.reshape(-1, 1, 1)
     places = (xp.arange(size, dtype=np.float32) + np.float32(0.5)).reshape(1, -1, 1) * (count / np.float32(size))
     places = xp.maximum(xp.minimum(places - np.float32(0.5), count - np.float32(1.0)), np.float32(0.0))

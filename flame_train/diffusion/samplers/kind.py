@@ -25,7 +25,7 @@ class Path(Protocol):
         """The noise levels of the steps, falling, and 0 at the end."""
 
     def begin(self, noise: Tensor) -> Tensor:
-        """x at the first level, fp32, from standard normal noise."""
+        """Returns x at the first level, fp32, from standard normal noise."""
 
     def slope(self, denoise: Denoise, x: Tensor, i: int, cond: Any) -> Tensor:
         """dx / dlevel, fp32, at level i: it asks the model. The model's image is x - level * slope."""

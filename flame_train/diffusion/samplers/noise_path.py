@@ -48,7 +48,7 @@ class NoisePath:
         object.__setattr__(self, "levels", (*_finite_sigmas(self.schedule)[times].tolist(), 0.0))
 
     def begin(self, noise: Tensor) -> Tensor:
-        """x at the first level, from standard normal noise."""
+        """Returns x at the first level, from standard normal noise."""
         first = self.levels[0]
         return noise.float() * (math.sqrt(first**2 + 1.0) if self.spacing == "leading" else first)
 
@@ -67,7 +67,7 @@ class NoisePath:
 
 
 def _finite_sigmas(schedule: NoiseSchedule) -> np.ndarray[Any, Any]:
-    """Sigma by training timestep (T,); where no signal is left, that of abar = 2^-24 stands for infinity."""
+    """Returns sigma by training timestep (T,); where no signal is left, that of abar = 2^-24 stands for infinity."""
     sigmas = schedule.sigmas
     return np.where(np.isfinite(sigmas), sigmas, math.sqrt((1.0 - 2.0**-24) / 2.0**-24))
 

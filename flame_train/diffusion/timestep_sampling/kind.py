@@ -34,5 +34,5 @@ class TimestepSampling(Entry):
 
 
 def table_on(device: str, values: np.ndarray[Any, Any]) -> Array:
-    """fp32 numbers on a device, for `TimestepSampling.on`."""
+    """Returns fp32 numbers on a device, for `TimestepSampling.on`."""
     return get_backend(device).to_device(values.astype(np.float32))

@@ -137,7 +137,7 @@ class BackwardPass:
     # ---- running a node ----------------------------------------------------------------------------
 
     def _observed(self, node: Node, grads: list[Array | None]) -> tuple[list[Array | None], frozenset[int]]:
-        """`_run`, with the mode's hooks called before and after."""
+        """Returns `_run`, with the mode's hooks called before and after."""
         hooks, watch = mode().hooks, mode().watch
         for h in hooks:
             h.before(node.name, "backward", [g for g in grads if g is not None])

@@ -96,7 +96,7 @@ class ViewBuffers:
         self._buffers: dict[Node, _ViewBuffer] = {}
 
     def acquire(self, edge: Edge, is_free: Callable[[Edge], bool]) -> Array | None:
-        """Memory for the gradient of a view, at the edge's end: a part of the viewed tensor's gradient.
+        """Returns memory for the gradient of a view, at the edge's end: a part of the viewed tensor's gradient.
 
         `is_free` says of an edge whether it ends inside the pass and no gradient has arrived there. None if the edge
         leads to no view, is not free, or the part has been lent already.

@@ -192,4 +192,4 @@ class Backend(Protocol):
         """Runs `fn`, of whose arrays none stays. Under a limit it works in the memory that captured steps keep."""
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """`fn` as one replayable device program, or `fn` itself where there is none."""
+        """Returns `fn` as one replayable device program, or `fn` itself where there is none."""

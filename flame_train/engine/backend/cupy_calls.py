@@ -88,7 +88,7 @@ def _operand(given: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _pattern(dtype: DType, shape: tuple[int, ...], strides: Strides) -> Pattern:
-    """The pattern of an array. Its dims keep their order in memory, and are dense or apart where the array's are."""
+    """Returns an array's pattern: dims keep their order in memory, and are dense or apart as the array's are."""
     steps, expected, step = [0] * len(shape), dtype.itemsize, 1
     for i in sorted(range(len(shape)), key=lambda i: (abs(strides[i]), -i)):
         if shape[i] == 1 or strides[i] == 0:

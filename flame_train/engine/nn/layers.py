@@ -21,7 +21,7 @@ class LayerAdapter(Protocol):
     """What a layer's `adapter` may be: it computes the layer's output, with its own update, in the layer's stead."""
 
     def __call__(self, layer: Linear | Conv2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The adapted layer's output for `x`; a linear layer's with `residual` added, if there is one."""
+        """Returns the adapted layer's output for `x`; a linear layer's with `residual` added, if there is one."""
 
     def apply_grouped(self, layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...] | None:
         """The outputs of all `layers`, the first of which has this adapter, for `x`; None if they cannot be joined."""
@@ -235,7 +235,7 @@ def _kernel(layer: Module, in_channels: int, out_channels: int, kernel_size: Pai
 
 
 def checked_layout(layer: Module, layout: str) -> str:
-    """`layout`. Raises ShapeError, naming the layer, unless it is one."""
+    """Returns `layout`. Raises ShapeError, naming the layer, unless it is one."""
     if layout not in LAYOUTS:
         raise ShapeError(f"{type(layer).__name__}: expected layout 'NCHW' or 'NHWC', got {layout!r}")
     return layout

@@ -295,5 +295,5 @@ def _read(source: WeightSource, name: str, what: str, spec: ParamSpec) -> np.nda
 
 
 def _widened(host: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, Any]:
-    """`host` in `target` if it is fp8, which CuPy has no dtype for."""
+    """Returns `host` in `target` if it is fp8, which CuPy has no dtype for."""
     return host.astype(target) if is_float(host.dtype) and host.dtype.itemsize == 1 else host

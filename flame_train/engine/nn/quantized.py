@@ -85,7 +85,7 @@ class QuantizedWeight(ABC):
 
     @classmethod
     def of(cls, weight: Tensor, storage: Storage) -> QuantizedWeight:
-        """`weight`, stored so."""
+        """Returns `weight`, stored so."""
         if storage.format == "nf4":
             return Nf4Weight(weight.shape, *(Frozen(part.data) for part in F.nf4_quantize(weight)))
         data, scales = (F.fp8_quantize if storage.format == "fp8" else F.int8_quantize)(weight)

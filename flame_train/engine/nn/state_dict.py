@@ -124,7 +124,7 @@ class ModuleState:
         return self.train(False)
 
     def __repr__(self) -> str:
-        """The module's parts, one a line, with what they were made with and the shapes of their weights."""
+        """Returns the module's parts, one a line, with what they were made with and the shapes of their weights."""
         said = [f"{n}={v}" for n, v in vars(self).items() if n != "training" and not n.startswith("_") and _plain(v)]
         own = ", ".join([*said, *(f"{attr} {spec.shape}" for attr, spec in vars(self)["_specs"].items())])
         parts = [(n, p) for n, p in vars(self).items() if isinstance(p, ModuleState) or (n.isdecimal() and callable(p))]
@@ -172,7 +172,7 @@ def _check_movable(name: str, weight: Any, device: str | None, dtype: DType | No
 
 
 def _moved(weight: Any, device: str | None, dtype: DType | None) -> Any:
-    """The weight elsewhere or in another dtype: trained ones the same object, others new where anything changes."""
+    """Returns the weight elsewhere or in another dtype; trained ones stay the same object."""
     if isinstance(weight, QuantizedWeight):
         return weight.to(device or weight.device)
     device = device or weight.device

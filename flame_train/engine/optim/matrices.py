@@ -66,7 +66,7 @@ class Matrices:
         self._rows = rows
 
     def table(self, extra: Mapping[int, int] | None = None) -> Array:
-        """What `Matrix` in matrices.cuh reads: ten int64 a parameter, the last out of `extra`. Largest first."""
+        """Says what `Matrix` in matrices.cuh reads: ten int64 a parameter, the last out of `extra`. Largest first."""
         ordered = sorted(self._rows, key=lambda row: -row[-1])
         given = [(*row[:-1], (extra or {}).get(row[-2], 0)) for row in ordered]
         return self._backend.to_device(np.array(given, np.int64))

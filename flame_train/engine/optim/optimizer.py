@@ -92,7 +92,7 @@ class Optimizer:
         self._update = make_update(self._buffers)
 
     def __repr__(self) -> str:
-        """What it trains, with which rate, and what it was made of."""
+        """Says what it trains, with which rate, and what it was made of."""
         arena = self.arena
         count = sum(p.size for p in arena.parameters.values())
         lines = [f"{len(arena.parameters)} tensors, {count:,} values, {arena.backend.name}", f"lr={self._peak:g}"]
@@ -207,7 +207,7 @@ class Optimizer:
         self._peak = value if name == "lr" else self._peak
 
     def state_dict(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Everything the next step depends on besides the arena's values, on the host, by name; copies.
+        """Returns everything the next step depends on besides the arena's values, on the host, by name; copies.
 
         Flat entries are split by parameter, "adamw.exp_avg.<parameter>", so that they do not depend on the layout.
         Arrays of another size, such as the scales of 8-bit moments, are saved whole. All keep their dtype.

@@ -66,7 +66,7 @@ class Schedule:
         return xp.where(done < self.warmup, peak * done / max(1, self.warmup), decayed)
 
     def _factor(self, xp: Namespace, since: Array, left: int) -> Array:
-        """1 at the start of the decay, 0 at its end, `left` updates after; `since` were done after the warm-up."""
+        """Falls from 1 at the start of the decay to 0 at its end, `left` updates after; `since` follow the warm-up."""
         if self.name == "inverse_sqrt":
             return xp.sqrt(self.timescale / (self.timescale + xp.maximum(since, 0.0)))
         progress = xp.clip(since / left, 0.0, 1.0)

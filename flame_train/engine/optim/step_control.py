@@ -35,7 +35,7 @@ class EMA:
         return {"values": arena.values.copy()}
 
     def rate(self, xp: Namespace, apply: Array, count: Array) -> Array:
-        """1 - d for the update after `count` earlier ones: 0-d fp32, 0 unless `apply`."""
+        """Returns 1 - d for the update after `count` earlier ones: 0-d fp32, 0 unless `apply`."""
         n = count.astype(np.float64)
         kept = xp.where(count == 0, 0.0, xp.minimum(self.decay, (1.0 + n) / (10.0 + n)))
         return xp.where(apply, 1.0 - kept, 0.0).astype(float32)
@@ -70,7 +70,7 @@ class LossScaler:
         check("loss scaler", least=1, interval=self.interval)
 
     def state(self, xp: Namespace) -> dict[str, Array]:
-        """`scale` (0-d fp32) and `clean`, the clean steps since the scale last changed (0-d int64)."""
+        """Returns `scale` (0-d fp32) and `clean`, the clean steps since the scale last changed (0-d int64)."""
         return {"scale": xp.full((), self.init, np.float32), "clean": xp.zeros((), np.int64)}
 
     def update(self, xp: Namespace, state: dict[str, Array], finite: Array) -> tuple[dict[str, Array], Array]:

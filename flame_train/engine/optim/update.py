@@ -263,7 +263,7 @@ class FusedUpdate:
 
 
 def make_update(buffers: UpdateBuffers) -> Update:
-    """`FusedUpdate` if it fits, else `ReferenceUpdate`."""
+    """Returns `FusedUpdate` if it fits, else `ReferenceUpdate`."""
     return FusedUpdate(buffers) if FusedUpdate.fits(buffers) else ReferenceUpdate(buffers)
 
 
@@ -278,10 +278,10 @@ class _Zeros(dict[str, Array]):
 
 
 def _norm_of(xp: Namespace, sums: Array) -> Array:
-    """`global_norm` of a gradient whose squares were summed in parts, fp64."""
+    """Returns `global_norm` of a gradient whose squares were summed in parts, fp64."""
     return xp.sqrt(xp.sum(sums)).astype(float32)
 
 
 def _select(xp: Namespace, apply: Array, buffer: Array, new: Array) -> None:
-    """buffer = new if the step is taken. A select rather than a product, because inf * 0 is NaN."""
+    """Selects new if the step is taken. A product would not do, because inf * 0 is NaN."""
     buffer[...] = xp.where(apply, new, buffer)

@@ -93,7 +93,7 @@ def arange(
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """start, start + step, ... up to, and without, `end`; of one number, from 0 up to it. As torch.arange.
+    """Returns start, start + step, ... up to, and without, `end`; of one number, from 0 up to it. As torch.arange.
 
     Whole numbers give int64, others the default dtype.
 
@@ -135,7 +135,7 @@ def linspace(
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """`steps` numbers at equal distances from `start` to `end`, both included. As torch.linspace.
+    """Returns `steps` numbers at equal distances from `start` to `end`, both included. As torch.linspace.
 
     >>> linspace(0, 1, 5).tolist()
     [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -279,7 +279,7 @@ def ones_like(input: Tensor, *, dtype: DTypeLike = None, device: str | None = No
 
 
 def full_like(input: Tensor, fill_value: float, *, dtype: DTypeLike = None, device: str | None = None) -> Tensor:
-    """`fill_value` in the shape, and unless given the dtype and device, of `input`.
+    """Returns `fill_value` in the shape, and unless given the dtype and device, of `input`.
 
     >>> full_like(ones(2), 0.5).tolist()
     [0.5, 0.5]
@@ -299,7 +299,7 @@ def empty_like(input: Tensor, *, dtype: DTypeLike = None, device: str | None = N
 def randn_like(
     input: Tensor, *, generator: Generator | None = None, dtype: DTypeLike = None, device: str | None = None
 ) -> Tensor:
-    """`randn` in the shape, and unless given the dtype and device, of `input`.
+    """Returns `randn` in the shape, and unless given the dtype and device, of `input`.
 
     >>> randn_like(ones(2, 3)).shape
     (2, 3)
@@ -310,7 +310,7 @@ def randn_like(
 def rand_like(
     input: Tensor, *, generator: Generator | None = None, dtype: DTypeLike = None, device: str | None = None
 ) -> Tensor:
-    """`rand` in the shape, and unless given the dtype and device, of `input`.
+    """Returns `rand` in the shape, and unless given the dtype and device, of `input`.
 
     >>> rand_like(ones(2, 3)).shape
     (2, 3)
@@ -332,7 +332,7 @@ def _drawn(
 
 
 def _size(op: str, size: tuple[Any, ...]) -> tuple[int, ...]:
-    """`f(2, 3)` and `f((2, 3))` mean the same. Raises TypeError or ShapeError for what is no size."""
+    """Returns a size given as `f(2, 3)` or `f((2, 3))`. Raises TypeError or ShapeError for what is none."""
     given = tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
     for n in given:
         if not isinstance(n, Integral):

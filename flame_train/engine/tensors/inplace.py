@@ -79,7 +79,7 @@ class InPlace(TensorBase, Generic[TensorT]):
         return self._put(f"{op}_", ..., made)
 
     def _augmented(self, op: str, other: Any, **kwargs: Any) -> Any:
-        """`x += y`: in place, or where that would lose a gradient a new tensor of this one's shape and dtype."""
+        """Computes `x += y` in place, or where that would lose a gradient as a new tensor like this one."""
         computed = self._node is not None or getattr(other, "requires_grad", False)
         if not (mode().grad and computed) or (self._node is None and self.requires_grad):
             return self._written(op, other, **kwargs)

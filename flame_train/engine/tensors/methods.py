@@ -14,7 +14,7 @@ Dims = int | Sequence[int] | None
 
 
 def _spread(values: tuple[Any, ...]) -> tuple[int, ...]:
-    """`x.reshape(2, 3)` and `x.reshape((2, 3))` mean the same."""
+    """Returns a size given as `x.reshape(2, 3)` or `x.reshape((2, 3))`."""
     if len(values) == 1 and isinstance(values[0], (tuple, list)):
         return tuple(values[0])
     return tuple(values)

@@ -27,7 +27,7 @@ def _comparable(value: Any) -> bool:
 
 
 def _truth(value: Any) -> Any:
-    """An operand of & | ^ ~, which are logical here and not bitwise. Raises TypeError unless it is a boolean tensor."""
+    """Returns an operand of & | ^ ~, which are logical here. Raises TypeError unless it is boolean."""
     if getattr(value, "dtype", None) != bool_:
         raise TypeError("& | ^ ~ are for boolean tensors here; compare first, or use logical_and and its kin")
     return value

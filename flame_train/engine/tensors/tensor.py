@@ -34,7 +34,7 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
 
     @classmethod
     def _from_op(cls, data: Array, node: Node | None, index: int) -> Tensor:
-        """Output number `index` of the op that `node` records; if it is not floating it is no part of the graph."""
+        """Returns output `index` of the op that `node` records; one that is not floating is outside the graph."""
         t = Tensor(data)
         if node is not None and is_float(data.dtype):
             t._node, t._index, t._requires_grad = node, index, True
@@ -56,7 +56,7 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
-        """The values, of large tensors those at the edges and the shape; in a captured step the shape alone."""
+        """Returns the values, of large tensors those at the edges and the shape; in a captured step the shape alone."""
         extra = ", requires_grad=True" if self.requires_grad else ""
         shown = values_shown(self.data, self.backend, len(type(self).__name__) + 1)
         return f"{type(self).__name__}({shown}, dtype={self.dtype.name}, device={self.device!r}{extra})"

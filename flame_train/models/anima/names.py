@@ -115,7 +115,7 @@ def _together(one: Resolved, other: Resolved) -> Resolved:
 
 
 def base_modules(depth: int = 40) -> tuple[str, ...]:
-    """Native paths of the transformer's linear layers: 454 in Anima, 646 in Anima-2.9B."""
+    """Returns native paths of the transformer's linear layers: 454 in Anima, 646 in Anima-2.9B."""
     return tuple(_linears(depth))
 
 

@@ -47,12 +47,12 @@ class AnimaArch(TransformerArch):
 
     @classmethod
     def base(cls) -> Self:
-        """Anima, of 2.0 billion weights."""
+        """Returns Anima, of 2.0 billion weights."""
         return cls(width=2048, depth=28, hidden=8192)
 
     @classmethod
     def deep(cls) -> Self:
-        """Anima-2.9B: the same, made deeper by a community."""
+        """Returns Anima-2.9B: the same, made deeper by a community."""
         return cls(width=2048, depth=40, hidden=8192)
 
     @classmethod
@@ -150,7 +150,7 @@ class TimestepEmbedding(nn.Module):
 
 
 def _modulation(arch: AnimaArch, rows: int) -> nn.ModuleList:
-    """A block's own part of the modulation; entry 0 is the activation, which holds no weights."""
+    """Returns a block's own part of the modulation; entry 0 is the activation, which holds no weights."""
     down = nn.Linear(arch.width, arch.rank, bias=False)
     return nn.ModuleList([None, down, nn.Linear(arch.rank, rows * arch.width, bias=False)])
 
@@ -288,7 +288,7 @@ class Anima(BlockNetwork):
         ]
 
     def _turn(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the rotary angles, (L, 1, E), in fp32 at least."""
+        """Returns cosine and sine of the rotary angles, (L, 1, E), in fp32 at least."""
         like = nn.compute_copy(self.t_embedding_norm.weight)
         key = rows, columns, compute_dtype(like.dtype), like.device
         if key not in self._turns:

@@ -51,7 +51,7 @@ COMPONENTS: Final = (
 
 
 def base_modules() -> dict[str, tuple[str, ...]]:
-    """Component -> native paths of its linear layers: 281 in the transformer, 168 in T5-XXL."""
+    """Returns component -> native paths of its linear layers: 281 in the transformer, 168 in T5-XXL."""
     return {"transformer": tuple(_linears()), "text_encoder": t5.modules(24)}
 
 

@@ -58,7 +58,7 @@ class ChromaArch(DoubleSingleArch):
 
     @classmethod
     def base(cls) -> Self:
-        """Chroma1 Base, HD and Flash."""
+        """Returns Chroma1 Base, HD and Flash."""
         return cls(width=3072, depth=19, single_depth=38, hidden=5120)
 
     @classmethod
@@ -235,7 +235,7 @@ class Chroma(BlockNetwork):
 
 
 def places(modulations: int) -> np.ndarray[Any, Any]:
-    """The sinusoid of 1000 times each modulation's number, fp32 (M, 32): cosines, then sines.
+    """Returns the sinusoid of 1000 times each modulation's number, fp32 (M, 32): cosines, then sines.
 
     Frequencies and angles are rounded to fp32, as they were when the model was trained: at the last modulations that
     is 0.02 of a radian.

@@ -28,7 +28,7 @@ def controls_of(arrays: Mapping[str, _T]) -> tuple[_T, ...]:
 
 
 def as_they_are(size: Size, resolution: int) -> Placement:
-    """Neither scaled nor cropped."""
+    """Returns a placement neither scaled nor cropped."""
     return Placement(size, size, size, 0, 0)
 
 

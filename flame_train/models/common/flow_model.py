@@ -47,7 +47,7 @@ class FlowModel(Model):
 
     @abstractmethod
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
-        """The noise levels of sampling, for an image of so many tokens."""
+        """Returns the noise levels of sampling, for an image of so many tokens."""
 
     @property
     def path_kind(self) -> type[FlowPath]:

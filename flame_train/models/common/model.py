@@ -135,7 +135,7 @@ class Model(ABC):
         """
 
     def size_conditioning(self, placement: Placement) -> Example:
-        """Conditioning that follows from an image's size and crop alone."""
+        """Returns the conditioning that follows from an image's size and crop alone."""
         return {}
 
     # ---- what all families share --------------------------------------------------------------------
@@ -249,7 +249,7 @@ class Denoiser:
         return self.model.denoiser.component
 
     def networks(self, trained: Collection[str]) -> nn.Module:
-        """The network, and the text encoders of these keys, as `Model.networks` has them; loaded."""
+        """Returns the network, and the text encoders of these keys, as `Model.networks` has them; loaded."""
         return _joint_module(self.network, {r.encoder.key: r.network for r in self.text if r.encoder.key in trained})
 
     def guided(self, guidance_scale: float, device: str) -> Denoiser:
@@ -300,5 +300,5 @@ class _Networks(nn.Module):
 
 
 def _joint_module(denoiser: nn.Module, encoders: Mapping[str, nn.Module]) -> nn.Module:
-    """The networks with adapters as one module: without `encoders` the denoiser itself."""
+    """Returns the networks with adapters as one module: without `encoders` the denoiser itself."""
     return _Networks(denoiser, encoders) if encoders else denoiser

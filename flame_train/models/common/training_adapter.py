@@ -61,7 +61,7 @@ class _Updated(Unchanged):
         self._factors, self._strength = part.factors, part.strength
 
     def nf4(self, name: str) -> StoredNf4 | None:
-        """None for a weight with an update: the sum is in no file."""
+        """Returns None for a weight with an update: the sum is in no file."""
         return None if name.removesuffix(".weight") in self._factors else super().nf4(name)
 
     def read(self, name: str) -> np.ndarray[Any, Any]:

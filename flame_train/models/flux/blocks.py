@@ -80,7 +80,7 @@ class Projections(nn.Module):
 
 
 def gelu_mlp(width: int) -> nn.ModuleList:
-    """linear, gelu, linear; entry 1 is the activation, which holds no weights."""
+    """Returns the layers linear, gelu, linear; entry 1 is the activation, which holds no weights."""
     return nn.ModuleList([nn.Linear(width, _MLP_RATIO * width), None, nn.Linear(_MLP_RATIO * width, width)])
 
 

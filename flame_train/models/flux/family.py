@@ -87,7 +87,7 @@ class FluxModel(FlowModel):
         return _SHIFT
 
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
-        """dev's follow the resolution, schnell's are not shifted."""
+        """Returns the levels: dev's follow the resolution, schnell's are not shifted."""
         return dynamic_sigmas(steps, (_SHIFT if self.guidance_distilled else NO_SHIFT)(tokens))
 
     @property
@@ -124,7 +124,7 @@ def _small() -> Networks:
 
 
 def _is_kontext(base: Path) -> bool:
-    """Whether a checkpoint says so: by the name of its file, folder or repository, or in its `model_index.json`."""
+    """Says whether the name of the file, folder or repository, or its `model_index.json`, says Kontext."""
     pipeline = str(stated_in(base, "model_index.json").values.get("_class_name", ""))
     return "kontext" in published_name(base) or "Kontext" in pipeline
 

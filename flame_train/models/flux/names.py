@@ -103,7 +103,7 @@ COMPONENTS: Final = (
 
 
 def base_modules() -> dict[str, tuple[str, ...]]:
-    """Component -> native paths of its linear layers: 314 in dev's transformer, 72 in CLIP-L, 168 in T5-XXL."""
+    """Returns component -> native paths of its linear layers: 314 in dev's transformer, 72 in CLIP-L, 168 in T5-XXL."""
     return {"transformer": tuple(_linears()), "text_encoder": clip.CLIP_L_MODULES, "text_encoder_2": t5.modules(24)}
 
 

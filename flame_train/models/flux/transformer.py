@@ -50,7 +50,7 @@ class FluxArch(DoubleSingleArch):
 
     @classmethod
     def dev(cls) -> Self:
-        """Flux.1 dev, and Krea dev."""
+        """Returns Flux.1 dev, and Krea dev."""
         return cls(width=3072, depth=19, single_depth=38, head_dim=128, pooled_dim=768)
 
     @classmethod

@@ -80,7 +80,7 @@ COMPONENTS: Final = (
 
 
 def base_modules(depth: int, single_depth: int) -> tuple[str, ...]:
-    """Native paths of the transformer's linear layers: 89 in klein 4B, 121 in klein 9B."""
+    """Returns native paths of the transformer's linear layers: 89 in klein 4B, 121 in klein 9B."""
     return tuple(_linears(depth, single_depth))
 
 

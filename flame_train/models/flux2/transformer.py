@@ -48,12 +48,12 @@ class Flux2Arch(DoubleSingleArch):
 
     @classmethod
     def klein_4b(cls) -> Self:
-        """FLUX.2 klein 4B, base and distilled."""
+        """Returns FLUX.2 klein 4B, base and distilled."""
         return cls(width=3072, depth=5, single_depth=20, mlp=9216, context_dim=7680)
 
     @classmethod
     def klein_9b(cls) -> Self:
-        """FLUX.2 klein 9B, base and distilled."""
+        """Returns FLUX.2 klein 9B, base and distilled."""
         return cls(width=4096, depth=8, single_depth=24, mlp=12288, context_dim=12288)
 
     @classmethod
@@ -137,7 +137,7 @@ class Projections(nn.Module):
 
 
 def _mlp(arch: Flux2Arch) -> nn.ModuleList:
-    """linear, SwiGLU, linear; entry 1 is the activation, which holds no weights."""
+    """Returns the layers linear, SwiGLU, linear; entry 1 is the activation, which holds no weights."""
     first, second = nn.Linear(arch.width, 2 * arch.mlp, bias=False), nn.Linear(arch.mlp, arch.width, bias=False)
     return nn.ModuleList([first, None, second])
 

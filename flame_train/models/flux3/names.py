@@ -78,7 +78,7 @@ COMPONENTS: Final = (
 
 
 def base_modules(depth: int = 5, single_depth: int = 28) -> tuple[str, ...]:
-    """Native paths of the transformer's linear layers: 271 in klein base."""
+    """Returns native paths of the transformer's linear layers: 271 in klein base."""
     return tuple(_linears(depth, single_depth))
 
 

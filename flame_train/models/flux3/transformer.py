@@ -54,7 +54,7 @@ class Flux3Arch(TransformerArch):
 
     @classmethod
     def klein(cls) -> Self:
-        """FLUX.3 klein base."""
+        """Returns FLUX.3 klein base."""
         return cls(width=3072, depth=5, single_depth=28, mlp=9216, context_dim=20480)
 
     @classmethod
@@ -241,7 +241,7 @@ class Flux3(BlockNetwork):
         return self.final_layer.image(states[0], image).reshape(B, H, W, C)
 
     def _times(self, times_B: Tensor, target_B: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
-        """silu of the vectors (B, D) of the image's time, and of 0, which the text and control images are told."""
+        """Returns silu of the vectors (B, D) of the image's time, and of 0, as text and control images are told."""
 
         def embedded(embedder: MLPEmbedder, levels: Tensor) -> Tensor:
             return embedder(F.timestep_embedding(levels * 1000.0, FREQUENCIES, dtype=like.dtype))

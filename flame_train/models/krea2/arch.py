@@ -50,7 +50,7 @@ class Krea2Arch:
 
     @classmethod
     def base(cls) -> Self:
-        """Krea 2 Raw, and Turbo, which was distilled from it."""
+        """Returns Krea 2 Raw, and Turbo, which was distilled from it."""
         return cls(width=6144, depth=28, heads=48, kv_heads=12, hidden=16384)
 
     @classmethod

@@ -70,7 +70,7 @@ COMPONENTS: Final = (
 
 
 def base_modules() -> tuple[str, ...]:
-    """Native paths of the transformer's linear layers: 264 in Krea 2."""
+    """Returns native paths of the transformer's linear layers: 264 in Krea 2."""
     ends = ("first", "tmlp.0", "tmlp.2", "tproj.1", "txtmlp.1", "txtmlp.3", "txtfusion.projector", "last.linear")
     blocks = {"txtfusion.layerwise_blocks": 2, "txtfusion.refiner_blocks": 2, "blocks": 28}
     parts = (*(f"attn.{name}" for name in ("wq", "wk", "wv", "gate", "wo")), "mlp.gate", "mlp.up", "mlp.down")

@@ -75,7 +75,7 @@ def _apart(
     M: int,
     eps: float,
 ) -> Tensor:
-    """`_modulated` of both parts, side by side."""
+    """Returns `_modulated` of both parts, side by side."""
     first = _modulated(x_BSD[:, :M], weight_D, clean_scale_B1D, clean_shift_B1D, eps)
     return F.cat([first, _modulated(x_BSD[:, M:], weight_D, scale_B1D, shift_B1D, eps)], dim=1)
 
@@ -126,7 +126,7 @@ class Attention(nn.Module):
 
 
 def _placed(norm: ZeroCentredNorm, x_BSNE: Tensor, turns: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Normalised heads, turned by the angles of their places."""
+    """Returns normalised heads, turned by the angles of their places."""
     if turns is None:
         return norm(x_BSNE)
     placed: Tensor = F.rms_norm_rope(x_BSNE, norm.weight, *turns, norm.eps)

@@ -55,7 +55,7 @@ class Modulation:
     count: int = 0
 
     def of_block(self, table: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Six parts (B, 1, D) at the image's time, and as many at time 0, if any, with what a block adds."""
+        """Returns six parts (B, 1, D) at the image's time, and as many at time 0, if any, with what a block adds."""
         parts = [[*F.chunk(x + table, _PARTS, dim=-1)] for x in (self.shared, self.clean) if x is not None]
         return parts[0], parts[1] if len(parts) > 1 else []
 
@@ -98,7 +98,7 @@ def _modulated(norm: ZeroCentredNorm, x_BSD: Tensor, own: Sequence[Tensor], clea
 
 
 def _gated_add(x_BSD: Tensor, gate: Tensor, clean: Sequence[Tensor], found: Tensor, M: int) -> Tensor:
-    """x + gate * found, with another gate for the first M tokens, if there is one."""
+    """Returns x + gate * found, with another gate for the first M tokens, if there is one."""
     if not clean:
         return F.gated_add(x_BSD, gate, found)
     parts = ((x_BSD[:, :M], clean[0], found[:, :M]), (x_BSD[:, M:], gate, found[:, M:]))

@@ -27,7 +27,7 @@ _shape: Final = partial(shape_of, "Qwen-Image 2.1", "a Qwen-Image 2.1 transforme
 
 
 def image_axes(head_dim: int) -> tuple[int, int, int]:
-    """16, 56 and 56 of 128, as published, and the like of other heads."""
+    """Returns 16, 56 and 56 of 128, as published, and the like of other heads."""
     each = head_dim * 7 // 16 // 2 * 2
     return head_dim - 2 * each, each, each
 
@@ -49,7 +49,7 @@ class QwenImageArch(TransformerArch):
 
     @classmethod
     def base(cls) -> Self:
-        """Qwen-Image 2.1, and Turbo, which was distilled from it."""
+        """Returns Qwen-Image 2.1, and Turbo, which was distilled from it."""
         return cls(width=4096, depth=32, hidden=3 * 4096)
 
     @classmethod
@@ -142,7 +142,7 @@ class Positions:
     def placed(
         self, rows_B: Tensor, T: int, grid: tuple[int, int], dtype: DType, shown: Shown = NONE
     ) -> tuple[Tensor, Tensor]:
-        """Cosine and sine (B, S, 1, E) of the tokens of the image, of control images, and T of the text.
+        """Returns cosine and sine (B, S, 1, E) of the tokens of the image, of control images, and T of the text.
 
         Args:
             rows_B: how many tokens of the text are a caption's.
@@ -194,7 +194,7 @@ class Positions:
 
 
 def _joined(table: _Table, rows_B: Tensor) -> Tensor:
-    """The table's values for all tokens, (B, S, E): the image's, which follow so many of the text, and the others'."""
+    """Returns the table's values (B, S, E): the image's, which follow so many of the text, and the others'."""
     B, (N, E), (L, _) = rows_B.shape[0], table.before.shape, table.grid.shape
     frames = F.embedding(rows_B, table.frames).unsqueeze(1).expand(B, L, table.frames.shape[1])
     image = F.cat([frames, table.grid.unsqueeze(0).expand(B, *table.grid.shape)], dim=2)

@@ -74,7 +74,7 @@ class Schedule:
 
     @classmethod
     def beside(cls, base: Path) -> Schedule:
-        """That of a checkpoint. Raises ModelFileError for a scheduler of another kind."""
+        """Returns that of a checkpoint. Raises ModelFileError for a scheduler of another kind."""
         stated = stated_in(base, "scheduler/scheduler_config.json")
         stated.require(use_dynamic_shifting=True, time_shift_type="exponential", invert_sigmas=False)
         low, high, low_tokens, high_tokens = (stated.number(key, usual) for key, usual in _MU.items())

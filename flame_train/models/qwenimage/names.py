@@ -96,7 +96,7 @@ COMPONENTS: Final = (
 
 
 def base_modules() -> tuple[str, ...]:
-    """Native paths of the transformer's linear layers: 200 in Qwen-Image 2.1."""
+    """Returns native paths of the transformer's linear layers: 200 in Qwen-Image 2.1."""
     return *_ENDS, *(f"transformer_blocks.{i}.{part}" for i in range(32) for part in _LINEAR)
 
 

@@ -125,7 +125,7 @@ class Attention(nn.Module):
 
 
 def _before(x: Tensor, L: int, shown: Shown, i: int) -> Tensor:
-    """What a control image's tokens see of keys or values (B, N, S, E): images up to itself, and the text before it."""
+    """Returns keys or values (B, N, S, E) that a control image sees: images up to itself, and the text."""
     text = L + sum(shown.sizes)
     return F.cat([x[:, :, L : L + shown.ends[i]], x[:, :, text : text + shown.starts[i]]], dim=2)
 

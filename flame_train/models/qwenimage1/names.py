@@ -54,7 +54,7 @@ COMPONENTS: Final = (
 
 
 def base_modules(depth: int = 60) -> tuple[str, ...]:
-    """Native paths of the transformer's linear layers: 846 in Qwen-Image 1."""
+    """Returns native paths of the transformer's linear layers: 846 in Qwen-Image 1."""
     return *_ENDS, *(f"transformer_blocks.{i}.{part}" for i in range(depth) for part in _LINEAR)
 
 

@@ -43,7 +43,7 @@ class QwenImage1Arch(TransformerArch):
 
     @classmethod
     def base(cls) -> Self:
-        """Qwen-Image of 2025-08 and 2512."""
+        """Returns Qwen-Image of 2025-08 and 2512."""
         return cls(width=3072, depth=60)
 
     @classmethod

@@ -48,17 +48,17 @@ class MMDiTArch(TransformerArch):
 
     @classmethod
     def sd3_medium(cls) -> Self:
-        """SD3 medium."""
+        """Returns SD3 medium."""
         return cls(width=1536, depth=24, pooled_dim=2048)
 
     @classmethod
     def sd35_medium(cls) -> Self:
-        """SD3.5 medium: normed queries and keys, thirteen dual blocks, a larger table of positions."""
+        """Returns SD3.5 medium: normed queries and keys, thirteen dual blocks, a larger table of positions."""
         return replace(cls.sd3_medium(), positions=384, qk_norm=True, dual=tuple(range(13)))
 
     @classmethod
     def sd35_large(cls) -> Self:
-        """SD3.5 large, and large turbo."""
+        """Returns SD3.5 large, and large turbo."""
         return replace(cls.sd3_medium(), width=2432, depth=38, qk_norm=True)
 
     @classmethod
@@ -131,7 +131,7 @@ Projected = tuple[Projections, Sequence[Tensor]]
 
 
 def _attend(streams: Sequence[Projected]) -> list[Tensor]:
-    """Attention over all streams' tokens as one sequence; each stream's own rows (B, L, D)."""
+    """Returns attention over all streams' tokens as one sequence; each stream's own rows (B, L, D)."""
     sides = [by for by, _ in streams]
     queries, keys, values = (list(x) for x in zip(*(parts for _, parts in streams), strict=True))
     q = _joined(queries, [nn.compute_copy(s.ln_q.weight) for s in sides] if sides[0].qk_norm else None)

@@ -156,7 +156,7 @@ def lora_family_of(shapes: Mapping[str, Shape]) -> LoraFamily:
 
 
 def _modulations(found: Iterable[tuple[int, str, Shape]]) -> dict[int, float]:
-    """Block -> rows to each input of the text's modulation."""
+    """Returns block -> rows to each input of the text's modulation."""
     rows: dict[int, int] = {}
     columns: dict[int, int] = {}
     for block, rest, shape in found:

@@ -218,7 +218,7 @@ class SdxlFamily(Family):
 
 
 def _check_prediction(base: Path, given: str) -> None:
-    """Training on the other target destroys a model, and no number of the log shows it."""
+    """Refuses training on the other target, which destroys a model without a sign in the log."""
     stated = stated_prediction(base)
     if stated and stated != given:
         raise ConfigError(

@@ -91,7 +91,7 @@ _PLACES: Final = (
 
 
 def _unet(model: str, shapes: Shapes) -> tuple[str, str] | None:
-    """Which UNet it is, by its input, by what embeds sizes, and by the text's width at the first level, if any."""
+    """Says which UNet it is, by its input, by what embeds sizes, and by the text's width at the first level, if any."""
     first, embedding, level = next(places for places in _PLACES if places[0] in shapes)
     if len(shapes[first]) != 4:
         return None

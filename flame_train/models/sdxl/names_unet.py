@@ -112,7 +112,7 @@ def _down(levels: UNetLevels) -> tuple[_Direct, _Prefixes]:
 
 
 def _up(levels: UNetLevels) -> tuple[_Direct, _Prefixes]:
-    """The way up has one resnet a level more; the upsampler comes last in its block, after any attention."""
+    """Names the way up: one resnet a level more, and the upsampler last in its block, after any attention."""
     direct: _Direct = []
     prefixes: _Prefixes = []
     block = 0
@@ -227,7 +227,7 @@ def stated_head_dim(stated: Stated, widths: Sequence[int], depths: Sequence[int]
 
 
 def stated_prediction(path: str | Path) -> str:
-    """ "epsilon", "v" or "flow", if the file or folder says what its UNet predicts, else empty.
+    """Returns "epsilon", "v" or "flow", if the file or folder says what its UNet predicts, else empty.
 
     A single file is believed when it says v: epsilon is what most say, those that were made from a v model too.
     """

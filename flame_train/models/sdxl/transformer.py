@@ -73,7 +73,7 @@ class TransformerBlock(Block):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(channels) for _ in range(3))
 
     def forward(self, x_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor) -> Tensor:
-        """k and v are the text's, as this block's cross attention projects it."""
+        """Computes the block; k and v are the text's, as its cross attention projects it."""
         x_BLC = self.attn1(remade(self.norm1, x_BLC), None, x_BLC)
         x_BLC = self.attn2(remade(self.norm2, x_BLC), (k_BTC, v_BTC), x_BLC)
         return checkpoint(self._feed_forward, x_BLC) if self.checkpointing == "mlp" else self._feed_forward(x_BLC)

@@ -120,7 +120,7 @@ def _numbers(pattern: str, names: Iterable[str]) -> set[int]:
 
 
 def size_conditioning(time_ids_B6: Tensor, dtype: DType | str) -> Tensor:
-    """SDXL's size conditioning, each number as a 256-wide sinusoid: (B, 6) -> (B, 1536).
+    """Returns SDXL's size conditioning, each number as a 256-wide sinusoid: (B, 6) -> (B, 1536).
 
     The six are original height and width, crop top and left, target height and width, in pixels
     (arXiv 2307.01952, section 2.2).
@@ -131,7 +131,7 @@ def size_conditioning(time_ids_B6: Tensor, dtype: DType | str) -> Tensor:
 
 
 def vector_conditioning(pooled_BE: Tensor, time_ids_B6: Tensor) -> Tensor:
-    """SDXL's `vector` input: the pooled text, then the six sizes; (B, 2816) for the published model."""
+    """Returns SDXL's `vector` input: the pooled text, then the six sizes; (B, 2816) for the published model."""
     return F.cat([pooled_BE, size_conditioning(time_ids_B6, pooled_BE.dtype)], dim=-1)
 
 
@@ -179,7 +179,7 @@ class ResBlock(Block):
         return self._shortcut(x_BHWC, skip_BHWC, h_BHWC)
 
     def _shortcut(self, x_BHWC: Tensor, skip_BHWC: Tensor | None, h_BHWC: Tensor) -> Tensor:
-        """h and the input, by a product that reads both of its parts where they lie and adds to h."""
+        """Returns h and the input, by a product that reads both of its parts where they lie and adds to h."""
         if not self.has_skip:
             return x_BHWC + h_BHWC
         conv = self.skip_connection
@@ -192,7 +192,7 @@ class ResBlock(Block):
 
 
 def _norm_silu(norm: nn.GroupNorm, x_BHWC: Tensor, other: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-    """silu(norm([x, other] + shift)), which are not put together first."""
+    """Returns silu(norm([x, other] + shift)), which are not put together first."""
     out: Tensor = F.cat_group_norm_silu(
         x_BHWC,
         other,
@@ -332,7 +332,7 @@ class UNet(BlockNetwork):
         return [layer for b in self._blocks for layer in (b.attn2.to_k, b.attn2.to_v)]
 
     def _text_layers(self, width: int) -> list[nn.Linear]:
-        """Keys' and values' projections of all blocks of a width, by turns."""
+        """Returns keys' and values' projections of all blocks of a width, by turns."""
         blocks = [b for b in self._blocks if b.attn2.to_k.out_features == width]
         return [layer for b in blocks for layer in (b.attn2.to_k, b.attn2.to_v)]
 
@@ -373,5 +373,5 @@ class UNet(BlockNetwork):
 
 
 def _mlp(in_features: int, out_features: int) -> nn.ModuleList:
-    """linear, silu, linear; entry 1 is the activation, which holds no weights."""
+    """Returns the layers linear, silu, linear; entry 1 is the activation, which holds no weights."""
     return nn.ModuleList([nn.Linear(in_features, out_features), None, nn.Linear(out_features, out_features)])

@@ -69,7 +69,7 @@ COMPONENTS: Final = (
 
 
 def base_modules() -> tuple[str, ...]:
-    """Native paths of the transformer's linear layers: 209 in Z-Image."""
+    """Returns native paths of the transformer's linear layers: 209 in Z-Image."""
     return tuple(_linears())
 
 

@@ -31,7 +31,7 @@ UNIT: Final = 32  # a sequence's length is a multiple of this
 
 
 def angles(places: np.ndarray[Any, Any], dim: int, theta: float) -> np.ndarray[Any, Any]:
-    """The angle of each of an axis's `dim` numbers at each place, fp64 (n, dim): two neighbours share one."""
+    """Returns the angle of each of an axis's `dim` numbers at each place, fp64 (n, dim): two neighbours share one."""
     return np.repeat(np.outer(places, theta ** (-np.arange(0, dim, 2) / dim)), 2, axis=1)
 
 
@@ -94,7 +94,7 @@ class Positions:
 
 
 def _joined(table: _Table, image_B: Tensor, T: int, L: int) -> Tensor:
-    """The table's values for all tokens, (B, S, E): L image tokens at their captions' places, filled up, and text."""
+    """Returns the table's values (B, S, E): L image tokens at their captions' places, filled up, and text."""
     B, first, rest = image_B.shape[0], table.text.shape[1], table.image.shape[2]
     at_B1E = F.embedding(image_B, table.text).unsqueeze(1)
     still = F.cat([table.text[:1], table.image[:, :1].reshape(1, rest)], dim=1)  # at the origin
@@ -129,7 +129,7 @@ class ZImageArch(TransformerArch):
 
     @classmethod
     def base(cls) -> Self:
-        """Z-Image, and Turbo, which was distilled from it."""
+        """Returns Z-Image, and Turbo, which was distilled from it."""
         return cls(width=3840, depth=30, hidden=10240)
 
     @classmethod

@@ -103,7 +103,7 @@ def _refuse_scaled(weights: Weights, component: Component, names: Iterable[str])
 
 
 def _built(weights: Weights, component: Component, native: Mapping[str, Shape], build: Build) -> nn.Module:
-    """The network that `build` makes from the shapes; errors begin with the file's name."""
+    """Returns the network that `build` makes from the shapes; errors begin with the file's name."""
     try:
         return build(component.name, native, Stated.beside(weights.path, component.prefixes))
     except ModelFileError as fault:
@@ -111,7 +111,7 @@ def _built(weights: Weights, component: Component, native: Mapping[str, Shape], 
 
 
 def digest(weights: Weights, sources: Iterable[Mapping[str, Source]]) -> str:
-    """SHA-256, in hex, over names and values of the file's tensors that the components' sources read."""
+    """Returns SHA-256, in hex, over names and values of the file's tensors that the components' sources read."""
     summed = hashlib.sha256()
     used = {name for component in sources for source in component.values() for name in source.names}
     size = sum(weights.info(name).nbytes for name in used)

@@ -48,7 +48,7 @@ class FamilyFiles:
         return self.sort(self.components, names, only)
 
     def parts(self, path: str | Path, components: Collection[str]) -> dict[str, Part]:
-        """These networks of a file or folder, by component, from one reading of its headers.
+        """Returns these networks of a file or folder, by component, from one reading of its headers.
 
         Raises:
             ModelFileError: the file is of another family, which the message names, or lacks a component. Missing,

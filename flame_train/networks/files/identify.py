@@ -29,13 +29,13 @@ _NATIVE: Final = (
 
 
 def is_adapter(shapes: Shapes) -> bool:
-    """True for a LoRA or one of its relatives."""
+    """Says whether it is a LoRA or one of its relatives."""
     refused = other_kind(shapes) or without_place(shapes)
     return refused is not None or any(_LORA_ENDS.fullmatch(name) for name in shapes)
 
 
 def lora_family_of(shapes: Shapes, metadata: Mapping[str, str], every: Sequence[Marks]) -> tuple[str, str]:
-    """Family (a key of `identify.model_names()`, or "unknown") and layout ("kohya", "peft" or "native").
+    """Returns family (a key of `identify.model_names()`, or "unknown") and layout ("kohya", "peft" or "native").
 
     Dots of names become underscores, so that one mark serves all naming schemes. The metadata decide where names prove
     nothing, or are also those of the model that is written down.
@@ -218,7 +218,7 @@ def _network(shapes: Shapes) -> tuple[Mark, Marks] | None:
 
 
 def _vae(shapes: Shapes) -> tuple[str, str] | None:
-    """Family and layout. VAEs of one latent width differ in values only."""
+    """Returns family and layout. VAEs of one latent width differ in values only."""
     film = shapes.get("decoder.conv_in.weight"), shapes.get("decoder.conv1.weight")  # in diffusers' names, in Wan's
     for first, layout in zip(film, ("diffusers", "single-file"), strict=True):
         if first is not None and len(first) == 5:

@@ -113,7 +113,7 @@ class Part:
         return Unchanged(weights, self.sources, self.shapes, advance)
 
     def digest(self, digests: Digests | None = None) -> str:
-        """SHA-256, in hex, over names and values of all its tensors: a cache of its outputs depends on it.
+        """Returns SHA-256, in hex, over names and values of all its tensors: a cache of its outputs depends on it.
 
         Files whose digest `digests` knows are not read.
         """

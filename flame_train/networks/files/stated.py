@@ -37,7 +37,7 @@ class Stated:
 
     @classmethod
     def read(cls, file: Path) -> Stated:
-        """That in a JSON file. Raises ModelFileError for one that cannot be read, or is no JSON object."""
+        """Returns that in a JSON file. Raises ModelFileError for one that cannot be read, or is no JSON object."""
         try:
             if file.stat().st_size > _MAX_BYTES:
                 raise ValueError(f"over {_MAX_BYTES} bytes")
@@ -61,7 +61,7 @@ class Stated:
         return float(value)
 
     def whole_numbers(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        """Whole numbers of at least 0. Raises ModelFileError for anything else."""
+        """Returns whole numbers of at least 0. Raises ModelFileError for anything else."""
         value = self.values.get(key, default)
         if not isinstance(value, list | tuple) or not all(type(n) is int and n >= 0 for n in value):
             raise ModelFileError(f"{self.path}: {key}: expected a list of whole numbers, got {value!r}; mend the file")

@@ -43,7 +43,7 @@ class VaeTiles:
         return mean, logvar
 
     def decode(self, latents_BHWZ: Tensor) -> Tensor:
-        """RGB pixels; see `Vae.decode`."""
+        """Returns RGB pixels; see `Vae.decode`."""
         if self._whole(latents_BHWZ, self._latent_side):
             return self.vae.decode(latents_BHWZ)
         return self._tiled(latents_BHWZ, self.vae.decode, self._latent_side, self.side)
@@ -56,7 +56,7 @@ class VaeTiles:
         return not self.side or max(x_BHWC.shape[1:3]) <= side
 
     def _tiled(self, x_BHWC: Tensor, made: Callable[[Tensor], Tensor], side: int, made_side: int) -> Tensor:
-        """`made` of every tile of `side` pixels, whose results have `made_side`, as one image."""
+        """Returns `made` of every tile of `side` pixels, whose results have `made_side`, as one image."""
         H, W = x_BHWC.shape[1:3]
         step, made_step = side * 3 // 4, made_side * 3 // 4
         rows: list[Tensor] = []
@@ -75,7 +75,7 @@ class VaeTiles:
         return F.cat(rows, dim=1)
 
     def _faded(self, first: Tensor, second: Tensor, axis: int, overlap: int) -> Tensor:
-        """`second`, with the end of `first` along `axis` fading into its beginning."""
+        """Returns `second`, with the end of `first` along `axis` fading into its beginning."""
         length = second.shape[axis]
         both = min(first.shape[axis], length, overlap)
         share = self._share(axis, both, second)
@@ -116,7 +116,7 @@ class Autoencoder:
         return size[0] // self.downscale, size[1] // self.downscale, self.network.arch.seen_channels
 
     def seen(self, mean: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The mean of latents in the denoiser's scale, fp32: an image without noise."""
+        """Returns the mean of latents in the denoiser's scale, fp32: an image without noise."""
         pixels: np.ndarray[Any, Any] = scaled_latents(self.published, mean)
         return pixels
 
@@ -161,7 +161,7 @@ class LoadedVae:
         return FixedBatches(moments, results, lambda item: 1, self.device)
 
     def decode(self, latents: Tensor) -> np.ndarray[Any, Any]:
-        """Uint8 RGB pixels (B, H, W, 3) of latents (B, h, w, Z) as the denoiser sees them."""
+        """Returns uint8 RGB pixels (B, H, W, 3) of latents (B, h, w, Z) as the denoiser sees them."""
         with set_float32_matmul_precision(self.precision):
             pixels = VaeTiles(self.network, self.tile).decode(latents.to(self.network.dtype)).float().numpy()
         return np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)

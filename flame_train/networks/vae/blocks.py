@@ -24,7 +24,7 @@ class RmsNormSilu(nn.RMSNorm):
 
 
 def norm(groups: int, channels: int, silu: bool = True) -> nn.Module:
-    """The norm of an autoencoder with so many groups (see `VaeArch.groups`), with silu behind it if asked."""
+    """Returns the norm of an autoencoder with so many groups (see `VaeArch.groups`), with silu behind it if asked."""
     if groups:
         return nn.GroupNorm(groups, channels, _EPS, silu=silu)
     eps = _LEAST_NORM**2 / channels

@@ -118,7 +118,7 @@ _IN_WAN: Final = {
 
 
 def _of_whole(ends: tuple[str, str, str], quant_convs: tuple[str, str]) -> Iterator[Line]:
-    """The lines of what stands once, by a layout's names: of both sides' ends, and of the convolutions between."""
+    """Returns the lines of what stands once: of both sides' ends, and of the convolutions between."""
     first, last, norm = ends
     convs = list(zip(quant_convs, ("quant_conv", "post_quant_conv"), strict=True))
     for side in ("encoder", "decoder"):
@@ -233,13 +233,13 @@ def _halvings(names: Collection[str]) -> set[str]:
 
 
 def qwen_vae_component() -> Component:
-    """Where a family's files have Qwen-Image's, which Wan 2.1 has too."""
+    """Says where a family's files have Qwen-Image's, which Wan 2.1 has too."""
     halving = r"encoder\.down(?:_blocks|samples)\.(\d+)\.resample\."
     return _component(_for(qwen_vae_from_diffusers, halving), _for(qwen_vae_from_wan, halving))
 
 
 def nested_vae_component() -> Component:
-    """Where Qwen-Image 2.1's files have theirs."""
+    """Says where Qwen-Image 2.1's files have theirs."""
     halving = r"encoder\.downsamples\.\d+\.downsamples\.(\d+)\.resample\."
     return _component(_for(nested_vae_from_diffusers, halving), _for(nested_vae_from_wan, halving))
 

@@ -50,27 +50,27 @@ class VaeArch:
 
     @classmethod
     def sdxl(cls) -> Self:
-        """SDXL's. SD 1 and 2 have the same shapes and another scaling factor."""
+        """Returns SDXL's architecture. SD 1 and 2 have the same shapes and another scaling factor."""
         return cls()
 
     @classmethod
     def sd3(cls) -> Self:
-        """SD3's and SD3.5's, with 16 latent channels."""
+        """Returns SD3's and SD3.5's, with 16 latent channels."""
         return cls(latent_channels=16, scaling_factor=1.5305, shift_factor=0.0609, quant_convs=False)
 
     @classmethod
     def flux(cls) -> Self:
-        """Flux.1's: SD3's structure with other weights."""
+        """Returns Flux.1's: SD3's structure with other weights."""
         return cls(latent_channels=16, scaling_factor=0.3611, shift_factor=0.1159, quant_convs=False)
 
     @classmethod
     def flux2(cls) -> Self:
-        """Flux.2's: squares of four pixels, normalised by the mean and variance of a channel in its file."""
+        """Returns Flux.2's: squares of four pixels, normalised by the mean and variance of a channel in its file."""
         return cls(latent_channels=32, scaling_factor=1.0, patch=2)
 
     @classmethod
     def qwen_image(cls) -> Self:
-        """Qwen-Image's, of Wan 2.1's shapes: Krea 2's and Anima's too."""
+        """Returns Qwen-Image's, of Wan 2.1's shapes: Krea 2's and Anima's too."""
         return cls(
             channels=96,
             latent_channels=16,

@@ -99,7 +99,7 @@ class Clip(TextEncoder):
         return {name: outputs[name] for name in self.outputs}
 
     def adaptable(self) -> tuple[str, ...]:
-        """The last layer and the projection make the pooled text alone."""
+        """Leaves out the last layer and the projection where they make the pooled text alone."""
         network = self.part.network
         assert isinstance(network, ClipTextEncoder)
         idle = () if self.pooled else (f"text_model.encoder.layers.{network.arch.layers - 1}.", "text_projection")
@@ -145,7 +145,7 @@ def end_positions(ids_BT: Ids) -> Ids:
 
 
 def _joined(states: Tensor, windows: int) -> Tensor:
-    """(B * N, T, E) -> (B, N (T - 2) + 2, E): windows in a row, no begin or end tokens between them."""
+    """Returns (B * N, T, E) -> (B, N (T - 2) + 2, E): windows in a row, no begin or end tokens between them."""
     T, E = states.shape[1:]
     if windows == 1:
         return states

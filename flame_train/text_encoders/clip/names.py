@@ -66,12 +66,12 @@ _PROJECTION: Final = r"|text_projection(\.weight)?"  # of CLIP-L, which no model
 
 
 def clip_l(prefix: str) -> Component:
-    """CLIP-L as a model's first text encoder, below `prefix` in a single file."""
+    """Returns CLIP-L as a model's first text encoder, below `prefix` in a single file."""
     return Component("text_encoder", (prefix, "text_encoder/"), _LAYOUTS, re.compile(_EXTRAS + _PROJECTION))
 
 
 def clip_g(prefix: str) -> Component:
-    """OpenCLIP bigG as a model's second text encoder, likewise."""
+    """Returns OpenCLIP bigG as a model's second text encoder, likewise."""
     return Component("text_encoder_2", (prefix, "text_encoder_2/"), _LAYOUTS, re.compile(_EXTRAS))
 
 

@@ -40,12 +40,12 @@ class ClipArch:
 
     @classmethod
     def clip_l(cls) -> Self:
-        """OpenAI's ViT-L/14 text encoder."""
+        """Returns OpenAI's ViT-L/14 text encoder."""
         return cls(768, 12, 12, 3072, "quick_gelu", None)
 
     @classmethod
     def bigg(cls) -> Self:
-        """OpenCLIP's ViT-bigG/14 text encoder."""
+        """Returns OpenCLIP's ViT-bigG/14 text encoder."""
         return cls(1280, 32, 20, 5120, "gelu", 1280)
 
     @classmethod

@@ -48,7 +48,7 @@ class ClipTokenizer:
         self._folder = folder
 
     def encode(self, text: str) -> list[int]:
-        """Token ids without begin and end, of any length."""
+        """Returns token ids without begin and end, of any length."""
         ids: list[int] = _tokenizer(self._folder).encode(text, add_special_tokens=False).ids
         return ids
 

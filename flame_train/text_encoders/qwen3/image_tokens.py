@@ -62,7 +62,7 @@ class ImageTokens:
         return self._joined(h_BTC, [h_BTC[:, begin:end] + features[layer] for (begin, end), features in pairs])
 
     def _joined(self, h_BTC: Tensor, images: list[Tensor]) -> Tensor:
-        """(B, T, C) with the `images` at their places. Raises ShapeError for a batch, length or width without room."""
+        """Returns (B, T, C) with the `images` at their places. Raises ShapeError where they have no room."""
         B, T, C = h_BTC.shape
         parts, done = [], 0
         for (begin, end), image_BMC in zip(self.spans, images, strict=True):
@@ -77,7 +77,7 @@ class ImageTokens:
 
 
 def positions(length: int, starts: tuple[int, ...], grids: tuple[Grid, ...]) -> _Array:
-    """Qwen3-VL's position of each token on three axes, (T, 3): time, row, column.
+    """Returns Qwen3-VL's position of each token on three axes, (T, 3): time, row, column.
 
     A text's tokens count on all of them. An image's tokens share the time of its first, from which its rows and columns
     count. The text behind it goes on after the larger of the two.

@@ -56,12 +56,12 @@ class Qwen3Arch:
 
     @classmethod
     def b0_6(cls) -> Self:
-        """Qwen3-0.6B."""
+        """Returns Qwen3-0.6B."""
         return cls(1024, 28, 16, 8, 3072)
 
     @classmethod
     def b4(cls) -> Self:
-        """Qwen3-4B."""
+        """Returns Qwen3-4B."""
         return cls(2560, 36, 32, 8, 9728)
 
     @classmethod
@@ -71,7 +71,7 @@ class Qwen3Arch:
 
     @classmethod
     def b8(cls) -> Self:
-        """Qwen3-8B."""
+        """Returns Qwen3-8B."""
         return cls(4096, 36, 32, 8, 12288)
 
     @classmethod
@@ -86,7 +86,7 @@ class Qwen3Arch:
 
     @classmethod
     def tiny_2_5(cls) -> Self:
-        """Qwen2.5's structure, small enough for a CPU; without norms only the usual size of a head is known."""
+        """Returns Qwen2.5's structure, small enough for a CPU; without norms only the usual size of a head is known."""
         return cls(256, 2, 2, 1, 64, 288, biases=True)
 
     @classmethod
@@ -191,7 +191,7 @@ class Mlp(nn.Module):
 
 
 def _wide(x: Tensor) -> Tensor:
-    """fp16 as fp32: what is added to the running sum goes beyond 65504 in places. bf16 has fp32's range."""
+    """Returns fp16 as fp32: what is added to the running sum goes beyond 65504 in places. bf16 has fp32's range."""
     return x.to(float32) if x.dtype == float16 else x
 
 
@@ -211,7 +211,7 @@ class Layer(Block):
 
 
 def _normed(norm: nn.RMSNorm, h_BTC: Tensor) -> Tensor:
-    """Normalised in the residual's precision, then in the weights'."""
+    """Normalises in the residual's precision, then in the weights'."""
     normed: Tensor = norm(h_BTC)
     return normed.to(nn.compute_copy(norm.weight).dtype)
 
@@ -278,7 +278,7 @@ class Qwen3(BlockNetwork):
         return tuple(states[tap].to(weights) for tap in tapped)
 
     def _turn(self, length: int, images: ImageTokens | None) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the rotary angles, (T, 1, E), in fp32 at least."""
+        """Returns cosine and sine of the rotary angles, (T, 1, E), in fp32 at least."""
         like = self.embed_tokens.weight
         key = (length, (), ()) if images is None else (length, images.starts, images.grids)
         if key not in self._turns:
@@ -288,7 +288,7 @@ class Qwen3(BlockNetwork):
         return self._turns[key]
 
     def _angles(self, length: int, starts: tuple[int, ...], grids: tuple[Grid, ...]) -> np.ndarray[Any, Any]:
-        """The rotary angles, fp64 (T, E). Raises Unsupported for images of Qwen2.5-VL."""
+        """Returns the rotary angles, fp64 (T, E). Raises Unsupported for images of Qwen2.5-VL."""
         arch = self.arch
         if not starts:
             return rotary_angles(length, arch.head_dim, arch.theta)

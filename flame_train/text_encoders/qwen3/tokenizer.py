@@ -54,7 +54,7 @@ class QwenTokenizer:
         self.path = path
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, of any length. Special tokens in the text are themselves, as in transformers."""
+        """Returns token ids, of any length. Special tokens in the text are themselves, as in transformers."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -158,7 +158,7 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def _is_bpe(path: Path) -> bool:
-    """T5 and CLIP have a tokenizer.json too."""
+    """Tells it from T5 and CLIP, which have a tokenizer.json too."""
     try:
         return bool(json.loads(_bytes_of(path))["model"]["type"] == "BPE")
     except (ValueError, KeyError, TypeError, RecursionError):

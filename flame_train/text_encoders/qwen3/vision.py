@@ -59,12 +59,12 @@ class VisionArch:
 
     @classmethod
     def b8(cls) -> Self:
-        """That of Qwen3-VL-8B."""
+        """Returns that of Qwen3-VL-8B."""
         return cls(1152, 27, HEADS, 4304, 4096, _TAPS[27])
 
     @classmethod
     def b4(cls) -> Self:
-        """That of Qwen3-VL-4B."""
+        """Returns that of Qwen3-VL-4B."""
         return cls(1024, 24, HEADS, 4096, 2560, _TAPS[24])
 
     @classmethod
@@ -182,7 +182,7 @@ class Mlp(nn.Module):
 
 
 def _wide(x: Tensor) -> Tensor:
-    """fp16 as fp32, as in the text half: what is added to the running sum may go beyond 65504."""
+    """Returns fp16 as fp32, as in the text half: what is added to the running sum may go beyond 65504."""
     return x.to(float32) if x.dtype == float16 else x
 
 
@@ -202,7 +202,7 @@ class VisionBlock(Block):
 
 
 def _normed(norm: nn.LayerNorm, h_BNC: Tensor) -> Tensor:
-    """Normalised in the residual's precision, then in the weights'."""
+    """Normalises in the residual's precision, then in the weights'."""
     normed: Tensor = norm(h_BNC)
     return normed.to(nn.compute_copy(norm.weight).dtype)
 
@@ -300,7 +300,7 @@ class VisionTower(BlockNetwork):
 
 
 def places(rows: int, columns: int, merge: int) -> _Array:
-    """Row and column of each patch, (N, 2): groups of `merge` * `merge` row by row, and so within each."""
+    """Returns row and column of each patch, (N, 2): groups of `merge` * `merge` row by row, and so within each."""
     grid = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
     grouped = grid.reshape(rows // merge, merge, columns // merge, merge, 2)
     return grouped.transpose(0, 2, 1, 3, 4).reshape(-1, 2)

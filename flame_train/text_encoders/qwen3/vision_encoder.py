@@ -178,7 +178,7 @@ class Qwen3VLEncoder(Qwen3Encoder):
         return self._message.tokens(reading.text, self.length, places)
 
     def _scaled(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """uint8 (H, W, 3) at the size at which it is read."""
+        """Returns uint8 (H, W, 3) at the size at which it is read."""
         height, width = self.marks.size(pixels.shape[:2])
         if (height, width) == pixels.shape[:2]:
             return pixels

@@ -45,7 +45,7 @@ class T5Arch:
 
     @classmethod
     def xxl(cls) -> Self:
-        """T5-XXL v1.1's encoder, 4.7 billion parameters."""
+        """Returns T5-XXL v1.1's encoder, 4.7 billion parameters."""
         return cls(4096, 24, 64, 64, 10240, 32128, 32)
 
     @classmethod
@@ -109,7 +109,7 @@ class GatedFeedForward(nn.Module):
 
 
 def _wide(x: Tensor) -> Tensor:
-    """fp16 as fp32: T5-XXL's products are beyond 65504 in places. bf16 has fp32's range."""
+    """Returns fp16 as fp32: T5-XXL's products are beyond 65504 in places. bf16 has fp32's range."""
     return x.to(float32) if x.dtype == float16 else x
 
 
@@ -136,7 +136,7 @@ class FeedForwardLayer(nn.Module):
 
 
 def _normed(norm: nn.RMSNorm, h_BTC: Tensor) -> Tensor:
-    """Normalised in the residual's precision, then in the weights'."""
+    """Normalises in the residual's precision, then in the weights'."""
     normed: Tensor = norm(h_BTC)
     return normed.to(nn.compute_copy(norm.weight).dtype)
 
@@ -203,7 +203,7 @@ class T5Encoder(BlockNetwork):
 
 
 def position_buckets(length: int, buckets: int) -> np.ndarray[Any, Any]:
-    """The bucket of each query's distance to each key, int32 (T, T): keys after the query in the upper half.
+    """Returns the bucket of each query's distance to each key, int32 (T, T): keys after the query in the upper half.
 
     In each half the near distances have one bucket each, those up to MAX_DISTANCE buckets of logarithmic width. The
     logarithm is taken in fp32, in the reference's order of operations, so that no distance lands one bucket off.

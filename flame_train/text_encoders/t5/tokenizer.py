@@ -90,7 +90,7 @@ def _bytes(value: int | bytes) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field number and value of each field of a message: a number for a varint, else bytes."""
+    """Yields field number and value of each field of a message: a number for a varint, else bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -162,7 +162,7 @@ class T5Tokenizer:
         self.path = Path(path)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids without the end token, of any length."""
+        """Returns token ids without the end token, of any length."""
         with _damage_told(self.path):
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
@@ -275,7 +275,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 
 def _is_vocabulary(path: Path) -> bool:
-    """CLIP's folders hold a tokenizer.json too."""
+    """Tells it from CLIP, whose folders hold a tokenizer.json too."""
     try:
         read_vocabulary(path)
     except ModelFileError:

@@ -56,7 +56,7 @@ def _title(case: BenchCase) -> str:
 
 
 def _measure(case: BenchCase) -> tuple[list[dict[str, Any]], str, BaseException | None]:
-    """(rows, why there are no more, the error if that was one)."""
+    """Returns (rows, why there are no more, the error if that was one)."""
     rows: list[dict[str, Any]] = []
     batch = 1
     while batch <= _LARGEST:

@@ -326,7 +326,7 @@ def _share(work: float, ms: float, ceiling: float) -> dict[str, Any]:
 
 
 def _time(fn: Callable[[], None], backend: Backend, warm: int = _WARM, timed: int = _TIMED) -> tuple[float, float]:
-    """(milliseconds a call, of those the host's until it was free again), medians over separate calls."""
+    """Returns (milliseconds a call, of those the host's until it was free again), medians over separate calls."""
     whole, host = [], []
     for i in range(warm + timed):
         backend.synchronize()

@@ -34,12 +34,12 @@ def find(name: str) -> tuple[Family, Model]:
 
 
 def normal(*shape: int) -> np.ndarray[Any, Any]:
-    """Standard normal values, fp32, the same for the same shape."""
+    """Returns standard normal values, fp32, the same for the same shape."""
     return np.random.default_rng(list(shape)).standard_normal(shape, np.float32)
 
 
 def conditioning(model: Model, resolution: int, size: int) -> Arrays:
-    """Random arrays (size, ...) of the longest captions, and those that follow from the sides of an image."""
+    """Returns random arrays (size, ...) of the longest captions, and those that follow from the sides of an image."""
     captions = {name: normal(size, *shape) for name, shape in model.caption_shapes().items()}
     captions |= {p.rows: np.full(size, p.most, np.int32) for p in model.paddings.values() if p.rows}
     whole = (resolution, resolution)

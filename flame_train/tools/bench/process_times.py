@@ -82,7 +82,7 @@ def _timed(p: Prepared, group: ProcessGroup) -> dict[str, Any]:
 
 
 def _step(p: Prepared, state: State) -> Callable[[], None]:
-    """Forward, backward, the sum over all processes, update: as the training loop launches them."""
+    """Runs forward, backward, the sum over all processes and update, as the training loop launches them."""
     parts = [_captured(lambda: micro(state, p.batch), p)]
     if state.exchanged is not None:
         parts.append(_launched(lambda: reduce(state), p))

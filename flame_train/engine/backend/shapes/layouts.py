@@ -85,7 +85,7 @@ def _through(shape: Shape, strides: Shape, itemsize: int, wanted: Shape) -> Shap
 
 
 def indexed(shape: Shape, strides: Shape, key: tuple[Any, ...]) -> tuple[Shape, Shape, int] | None:
-    """Shape, strides and offset in bytes of the view that a key of numbers, slices, None and ... means.
+    """Returns shape, strides and offset in bytes of the view that a key of numbers, slices, None and ... means.
 
     None for a key of arrays, which means a copy. Raises IndexError as NumPy does.
     """

@@ -74,7 +74,7 @@ class Pool:
         return self._total
 
     def malloc(self, size: int) -> Pointer:
-        """Memory of at least `size` bytes."""
+        """Returns memory of at least `size` bytes."""
         if not size:
             return NOWHERE
         size = -(-size // GRAIN) * GRAIN

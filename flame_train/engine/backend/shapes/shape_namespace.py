@@ -30,7 +30,7 @@ class _Ufunc:
 
 
 def _reduction(name: str) -> Any:
-    """NumPy's reduction of that name, as a method."""
+    """Returns NumPy's reduction of that name, as a method."""
 
     def reduce(
         self: ShapeNamespace,
@@ -74,7 +74,7 @@ class ShapeNamespace:
     # ---- making arrays -------------------------------------------------------------------------------
 
     def laid_out(self, shape: Shape, dtype: np.dtype[Any], strides: Shape) -> ShapeArray:
-        """New dense memory with these strides."""
+        """Returns new dense memory with these strides."""
         return ShapeArray(self, shape, dtype, strides, self.cuda.alloc(math.prod(shape) * dtype.itemsize))
 
     def empty(self, shape: int | Sequence[int], dtype: Any = float, order: str = "C") -> ShapeArray:

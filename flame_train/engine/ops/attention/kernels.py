@@ -68,7 +68,7 @@ def _parts(query: Array, key: Array) -> Iterator[_Block]:
 
 
 def _heads(k: Launcher, x: Array) -> Array:
-    """`x` (..., L, E) as dense (N, L, E)."""
+    """Returns `x` (..., L, E) as dense (N, L, E)."""
     return k.contiguous(x).reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
@@ -298,7 +298,7 @@ def _by_cudnn(
     bias: Array | None,
     g_bias: Array | None = None,
 ) -> list[Array]:
-    """The gradients of query, key and value; fills `g_bias`, if given, with that of what was added to the scores."""
+    """Returns the gradients of query, key and value; fills `g_bias`, if given, with that of the bias."""
     into, lengths = gradient_memory(k, inputs, targets), masks.lengths(k, inputs)
     if lengths is not None:
         for gradient in into[1:]:  # cuDNN leaves that of padding as it was

@@ -15,7 +15,7 @@ from .operands import Inputs
 
 
 def unit(k: Launcher, x: Array) -> Array:
-    """`x` with a dense last dim, which is all that cuDNN demands of strides: itself, or a copy."""
+    """Returns `x` with a dense last dim, which is all that cuDNN demands of strides: itself, or a copy."""
     return x if x.strides[-1] == x.itemsize else k.contiguous(x)
 
 
@@ -25,7 +25,7 @@ def lies_in_packets(x: Array) -> bool:
 
 
 def in_packets(k: Launcher, x: Array) -> Array:
-    """`x` if it `lies_in_packets`, else a copy that does."""
+    """Returns `x` if it `lies_in_packets`, else a copy that does."""
     return x if lies_in_packets(x) else k.contiguous(x)
 
 
@@ -63,7 +63,7 @@ _TILE, _THREADS, _THREADS_A_QUERY = 64, 256, 8  # as in that file
 
 
 def query_factors(k: Launcher, g: Array, out: Array, lse: Array) -> Array:
-    """-lse in units of log 2 and -sum(g out) of each query, fp32 (B * H, tiles of 64 queries, 2, 64).
+    """Returns -lse in units of log 2 and -sum(g out) of each query, fp32 (B * H, tiles of 64 queries, 2, 64).
 
     Minus infinity and 0 up to a whole tile.
 

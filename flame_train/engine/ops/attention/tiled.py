@@ -54,7 +54,7 @@ def _why_not(inputs: Inputs, dropout_p: float) -> str:
 
 
 def _idle(x: Array, work: int) -> str:
-    """Why the tiles of the rows of `x`, one to a block, are too few: with much `work` each, most of a GPU idles."""
+    """Says why the tiles of the rows of `x` are too few: with much `work` each, most of a GPU idles."""
     tiles = -(-x.shape[-2] // _ROWS) * math.prod(x.shape[:-2])
     return f"{tiles} tiles for a whole GPU: products spread better" if tiles < 128 and work > 1 << 15 else ""
 

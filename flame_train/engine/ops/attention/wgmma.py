@@ -77,7 +77,7 @@ def _why_not(query: Array) -> str:
 
 
 def _used(heads: int, length: int, rows: int, blocks: int) -> float:
-    """The share of all rounds' rows that hold queries, where each block takes `rows` rows of a head in a round."""
+    """Returns the share of all rounds' rows that hold queries, with `rows` rows of a head to a block."""
     rounds = -(-heads * -(-length // rows) // blocks)
     return heads * length / (rounds * blocks * rows)
 
@@ -137,7 +137,7 @@ def gradients(k: Launcher, g: Array, inputs: Inputs, saved: Saved, into: tuple[A
 
 
 def _bars(k: Launcher, mask: Array, keys: int) -> Array:
-    """What is added to the scores of keys, (B or 1, S up to whole tiles) fp32: 0, or minus infinity where barred."""
+    """Returns what is added to keys' scores, fp32 (B or 1, S up to whole tiles): 0, or minus infinity."""
     mask = mask.reshape(-1, mask.shape[-1])
     bars = k.empty((len(mask), -(-keys // _TILE) * _TILE), np.dtype(np.float32))
     whole = k.xp.broadcast_to(mask, (len(mask), keys))

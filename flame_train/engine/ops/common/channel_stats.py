@@ -69,7 +69,7 @@ _PLANES = Program(
 
 
 def statistics(k: Launcher, x: Array) -> tuple[Array, Array]:
-    """Mean and variance of each channel of (outer, channels, inner), fp32, in one pass over `x`.
+    """Returns mean and variance of each channel of (outer, channels, inner), fp32, in one pass over `x`.
 
     The kernels sum differences from the mean of a column's first elements or of a row's own. So little
     precision is lost where all values are far from zero.

@@ -39,6 +39,6 @@ def generated(*operands: Any) -> str:
 
 
 def floating(*operands: Any) -> str:
-    """As `generated`, and at least one operand must be floating."""
+    """Answers as `generated`, and at least one operand must be floating."""
     dtypes = [a.dtype for a in operands if hasattr(a, "dtype")]
     return generated(*operands) or ("" if any(d != bool_ for d in dtypes) else "no floating operand")

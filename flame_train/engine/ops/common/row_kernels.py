@@ -20,12 +20,12 @@ _FEW = 8  # places to sum over that an elementwise kernel reads as operands
 
 
 def rows_of(k: Launcher, x: Array, dims: int = 1) -> Array:
-    """`x` as dense rows (R, C) of its last `dims` dims."""
+    """Returns `x` as dense rows (R, C) of its last `dims` dims."""
     return k.contiguous(x).reshape(-1, math.prod(x.shape[x.ndim - dims :]))
 
 
 def rows_at(k: Launcher, x: Array, dims: int = 1) -> Array:
-    """`x` as rows (..., C) of its last `dims` dims: a view, or a copy where rows are not dense."""
+    """Returns `x` as rows (..., C) of its last `dims` dims: a view, or a copy where rows are not dense."""
     return _as_rows(x if _dense_rows(x, dims) else k.contiguous(x), dims)
 
 
@@ -74,7 +74,7 @@ def row_program_with_sums(
     groups: int = 1,
     summed: DType = float32,
 ) -> tuple[Array | None, list[Array]]:
-    """`row_program` for a result like `like`, and sums (groups, C) of expressions over groups of rows.
+    """Runs `row_program` for a result like `like`, and sums (groups, C) of expressions over groups of rows.
 
     The result is None if the program has no output. Groups are of equal length and follow one another. Sums are of the
     dtype `summed`, or in fp32.
@@ -114,7 +114,7 @@ def why_not_rows(x: Array, dims: int, *others: Array | None) -> str:
 
 
 def shared(x: Array, shape: Shape) -> tuple[int, int] | None:
-    """`Table`'s (run, count) for the rows of `x` broadcast to `shape`; None if they follow another pattern."""
+    """Returns `Table`'s (run, count) for the rows of `x` broadcast to `shape`; None if they follow another pattern."""
     own = (*[1] * (len(shape) - x.ndim), *x.shape)
     if own[-1] != shape[-1] or len(own) != len(shape):
         return None
@@ -129,7 +129,7 @@ def shared(x: Array, shape: Shape) -> tuple[int, int] | None:
 
 
 def table(k: Launcher, x: Array, shape: Shape) -> Table:
-    """`x` as rows shared among those of `shape`; `shared` must not be None for these."""
+    """Returns `x` as rows shared among those of `shape`; `shared` must not be None for these."""
     found = shared(x, shape)
     assert found is not None
     return Table(rows_of(k, x), *found)
@@ -141,7 +141,7 @@ def one_row(k: Launcher, **given: Array | None) -> dict[str, Table]:
 
 
 def target_rows(k: Launcher, target: GradTarget, dims: int) -> tuple[dict[str, Array], str, Array | None]:
-    """How a row kernel serves a target: an operand `addend`, the text that adds it, and memory for the result."""
+    """Says how a row kernel serves a target: an operand `addend`, the text that adds it, and memory for the result."""
     if target.addend is None:
         return {}, "", target.buffer
     return {"addend": rows_at(k, target.addend, dims)}, " + addend", None
@@ -168,7 +168,7 @@ def why_not_reduction(x: Array, dims: Sequence[int]) -> str:
 
 
 def reduced_rows(k: Launcher, x: Array, dims: Sequence[int]) -> Array | None:
-    """`x` as dense rows, each reduced to one number over `dims`; None if row kernels cannot take them."""
+    """Returns `x` as dense rows, each reduced to one number over `dims`; None if row kernels cannot take them."""
     e = extent(x.shape, dims)
     if e is None or e.inner != 1 or why_not_rows(x, x.ndim - min(dims)):
         return None
@@ -186,7 +186,7 @@ def reduce(
     each: dict[str, Array] | None = None,
     numbers: dict[str, float] | None = None,
 ) -> Array:
-    """`reduction` over `dims` of operands of one shape; those dims are kept with size 1.
+    """Computes `reduction` over `dims` of operands of one shape; those dims are kept with size 1.
 
     `each` are operands of the result's shape: one output's inputs share an element.
 
@@ -240,7 +240,7 @@ def summed(
 
 
 def sum_over(k: Launcher, x: Array, dims: Sequence[int]) -> Array:
-    """`x` summed over `dims`, which are kept with size 1. Few places are added up as arrays of their own."""
+    """Returns `x` summed over `dims`, which are kept with size 1. Few places are added up as arrays of their own."""
     sizes = [n if i in dims else 1 for i, n in enumerate(x.shape)]
     if math.prod(sizes) > _FEW:
         return summed(k, "each", {"each": x}, dims, x.dtype)

@@ -20,7 +20,7 @@ _PATCH_BYTES = 1 << 26  # the unfolded patches of one block of rows stay below t
 
 
 def _framed(xp: Namespace, x: Array, p: Size) -> Array:
-    """x (B, H, W, C) with rows and columns of zeros around it. NumPy's own pad takes as long as a small convolution."""
+    """Surrounds x (B, H, W, C) with zeros, where NumPy's own pad takes as long as a small convolution."""
     b, h, w, channels = x.shape
     made = xp.zeros((b, h + 2 * p[0], w + 2 * p[1], channels), x.dtype)
     made[:, p[0] : p[0] + h, p[1] : p[1] + w] = x

@@ -27,13 +27,13 @@ def no_cudnn_input_gradient(input: Array, weight: Array, groups: int) -> str:
 
 
 def _padded(k: Launcher, x: Array, *axes: int) -> Array:
-    """x padded with zeros to a multiple of 8 along the axes if it has 16 bits: the granularity of tensor cores."""
+    """Pads x to a multiple of 8 along the axes if it has 16 bits, as tensor cores need."""
     shape = tuple(-(-n // 8) * 8 if i in axes and x.itemsize == 2 else n for i, n in enumerate(x.shape))
     return x if shape == x.shape else k.framed(x, shape, [slice(0, n) for n in x.shape])
 
 
 def _kernel_memory(k: Launcher, w: Array) -> Array:
-    """The weight (out, in, kh, kw) in memory of the order (out, kh, kw, in), which cuDNN's fast kernels need."""
+    """Returns the weight in memory of the order (out, kh, kw, in), which cuDNN's fast kernels need."""
     return k.contiguous(w.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
 
 

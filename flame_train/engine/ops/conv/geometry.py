@@ -75,22 +75,22 @@ class Conv(Arguments):
 
 
 def to_nhwc(x: Array, layout: str) -> Array:
-    """x as (B, H, W, C), a view."""
+    """Returns x as (B, H, W, C), a view."""
     return x.transpose(0, 2, 3, 1) if layout == "NCHW" else x
 
 
 def image_size(shape: Shape, layout: str) -> Size:
-    """Height and width of images of `shape`."""
+    """Returns height and width of images of `shape`."""
     return (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
 
 
 def nhwc_shape(shape: Shape, layout: str) -> Shape:
-    """`shape` as (B, H, W, C)."""
+    """Returns `shape` as (B, H, W, C)."""
     return (shape[0], shape[2], shape[3], shape[1]) if layout == "NCHW" else shape
 
 
 def from_nhwc(xp: Namespace, y: Array, layout: str) -> Array:
-    """y (B, H, W, C) in `layout`, dense."""
+    """Returns y (B, H, W, C) in `layout`, dense."""
     return xp.ascontiguousarray(y.transpose(0, 3, 1, 2)) if layout == "NCHW" else y
 
 

@@ -41,7 +41,7 @@ def _(xp: Namespace, g: Array, input_shape: Shape, index: Any, targets: GradTarg
 
 
 def _spread(xp: Namespace, g: Array, shape: Shape, places: Places, target: GradTarget) -> Array:
-    """`g` at its places in a gradient of `shape`: added to what has arrived there, or among zeros."""
+    """Returns `g` at its places in a gradient of `shape`: added to what has arrived there, or among zeros."""
     if target.addend is None:
         out = xp.zeros(shape, g.dtype)
         out[places] = g
@@ -54,7 +54,7 @@ def _spread(xp: Namespace, g: Array, shape: Shape, places: Places, target: GradT
 
 
 def _framed(k: Launcher, g: Array, shape: Shape, places: Sequence[slice], target: GradTarget) -> Array:
-    """As `_spread`, by our kernels."""
+    """Spreads as `_spread`, by our kernels."""
     if target.addend is None or target.addend.dtype != g.dtype:
         return target.total(k.framed(g, shape, places))
     out: Array = target.addend if target.overwrites else k.copied(target.addend)
@@ -64,7 +64,7 @@ def _framed(k: Launcher, g: Array, shape: Shape, places: Sequence[slice], target
 
 
 def _slices(index: Any, shape: Shape) -> list[slice] | None:
-    """The part of each dim that basic indexing takes, a single place as a slice of 1; None for all other indices."""
+    """Returns the part of each dim that basic indexing takes, one place as a slice of 1; else None."""
     parts = list(index if isinstance(index, tuple) else (index,))
     if any(not isinstance(p, slice) and type(p) is not int for p in parts) or len(parts) > len(shape):
         return None

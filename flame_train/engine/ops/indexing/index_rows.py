@@ -97,7 +97,7 @@ def no_elements_by_index(input: Array, dim: int, index: Array) -> str:
 
 
 def elements(k: Launcher, x: Array, dim: int, index: Array) -> Array:
-    """x[..., index[..., i, ...], ...] along `dim`, in the shape of `index`."""
+    """Returns x[..., index[..., i, ...], ...] along `dim`, in the shape of `index`."""
     d, y = dim % x.ndim, k.empty(index.shape, x.dtype)
     sizes = (y.size, x.shape[d], index.shape[d], math.prod(x.shape[d + 1 :]))
     args = (k.contiguous(x), k.xp.ascontiguousarray(index), y, *map(np.int32, sizes))

@@ -53,6 +53,6 @@ def _exponents(xp: Namespace, x: Array) -> tuple[Array, Array]:
 
 
 def rounded(xp: Namespace, x: Array) -> Array:
-    """x rounded to e4m3 with a factor for each row, in its own dtype."""
+    """Returns x rounded to e4m3 with a factor for each row, in its own dtype."""
     data, scales = encoded(xp, x)
     return decoded(xp, data, x.dtype) * factors(scales, x.dtype)[..., None]

@@ -134,7 +134,7 @@ def _launch(k: Launcher, kernel: str, arrays: tuple[Array, ...], out: Array, sca
 
 
 def _products(k: Launcher, a: Array, b: Array, targets: tuple[GradTarget | None, ...]) -> list[Array | None]:
-    """Two products of one shape at once, fp32, added in place where both gradients have arrived at equal distances."""
+    """Computes two products of one shape at once, fp32, added in place where both gradients lie alike."""
     held = [None if t is None or not t.overwrites else t.addend for t in targets]
     if all(x is not None and x.dtype == float32 and x.flags.c_contiguous for x in held):
         block = k.as_stacked_view(held)

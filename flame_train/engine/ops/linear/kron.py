@@ -135,7 +135,7 @@ class _Cut:
 
     @classmethod
     def of(cls, shape: _Shape, multiprocessors: int) -> _Cut:
-        """As many rows as leave two blocks for each multiprocessor."""
+        """Returns as many rows as leave two blocks for each multiprocessor."""
         packs = min(shape.width // shape.packet, _THREADS)
         lanes = min(shape.c, _THREADS // packs)
         for rows in (_ROWS_A, _ROWS_A // 2, _ROWS_A // 4):

@@ -157,7 +157,7 @@ def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
 
 
 def product_to(k: Launcher, target: GradTarget, a: Array, b: Array) -> Array:
-    """a @ b as the gradient at `target`: added to what has arrived there, in that dtype."""
+    """Returns a @ b as the gradient at `target`: added to what has arrived there, in that dtype."""
     dtype = None if target.addend is None else target.addend.dtype
     return k.matmul(a, b, out_dtype=dtype, **product_target(target))
 
@@ -217,7 +217,7 @@ linear_add.errors(
 
 
 def added_condition(input: Array, weight: Array, bias: Array | None, residual: Array) -> str:
-    """As `linear_condition`, for a layer with a residual."""
+    """Answers as `linear_condition`, for a layer with a residual."""
     if not residual_fits(input, weight, residual):
         return "arguments that are refused"
     return linear_condition(input, weight, bias) or conditions.same(conditions.ANY_FLOAT, input, residual)

@@ -63,7 +63,7 @@ DYNAMIC: Final = _dynamic()
 
 
 def _middles(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Halfway between neighbours, in fp32."""
+    """Returns the points halfway between neighbours, in fp32."""
     made: np.ndarray[Any, Any] = (numbers[1:] + numbers[:-1]) / np.float32(2)
     return made
 

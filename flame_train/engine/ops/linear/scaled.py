@@ -73,7 +73,7 @@ def check_layer(input: Array, data: Array, scales: Array, residual: Array | None
 
 
 def stored_product(xp: Namespace, input: Array, data: Array, scales: Array, dynamic: bool) -> Array:
-    """input @ weight^T; with `dynamic` of its rounded rows, and of int8 exact before factors are applied.
+    """Returns input @ weight^T; with `dynamic` of its rounded rows, and of int8 exact before factors are applied.
 
     Args:
         data: e4m3 in uint8, or int8 (out, in).
@@ -96,7 +96,7 @@ def _whole_product(xp: Namespace, x: Array, columns: Array) -> Array:
 
 
 def input_grad(xp: Namespace, g: Array, data: Array, scales: Array, dynamic: bool) -> Array:
-    """g @ weight, the gradient of a layer's input; with `dynamic` its rows are rounded.
+    """Returns g @ weight, the gradient of a layer's input; with `dynamic` its rows are rounded.
 
     Each row of the weight meets one column of g, so its factor is multiplied into that column before the rounding.
 
@@ -237,7 +237,7 @@ def scaled_product_to(
     value: str = "x",
     other: Array | None = None,
 ) -> Array:
-    """g @ weight by a product of 8 bits, as the gradient at `target`.
+    """Returns g @ weight by a product of 8 bits, as the gradient at `target`.
 
     `value` and `other`, as in `encode`, replace g by an expression over it.
 

@@ -57,7 +57,7 @@ scaled_dequantize.non_differentiable("data", "scales")
 
 
 def stored(*shape: int, dtype: DType = uint8) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Data, of `dtype`, and scales of a normally distributed matrix, for samples."""
+    """Returns data, of `dtype`, and scales of a normally distributed matrix, for samples."""
     matrix = np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
     return (e4m3 if dtype == uint8 else whole).encoded(NUMPY, matrix)
 
@@ -131,7 +131,7 @@ _FACTORS = {
 def encode(
     k: Launcher, x: Array, dtype: DType, by: Array | None = None, value: str = "x", other: Array | None = None
 ) -> tuple[Array, Array]:
-    """Data (M, C) and scales (M,) of the expression `value` over the elements of x (..., C) and of `other`.
+    """Returns data (M, C) and scales (M,) of the expression `value` over the elements of x (..., C) and of `other`.
 
     With `by` (C,), stored factors, each column is first multiplied by its own.
 

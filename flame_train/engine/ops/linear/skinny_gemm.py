@@ -125,7 +125,7 @@ def _text(dtype: DType, bands: int, bands_up: int, share: int, wide: int, stages
 
 
 def side_by_side(k: Launcher, arrays: Sequence[Array]) -> Array:
-    """n arrays (..., C) as (rows, n, C): no copy where they are slices of one buffer."""
+    """Returns n arrays (..., C) as (rows, n, C): no copy where they are slices of one buffer."""
     first = arrays[0]
     shape = len(arrays), math.prod(first.shape[:-1]), first.shape[-1]
     if all(has_mergeable_rows(a) for a in arrays):

@@ -49,7 +49,7 @@ def group_norm(
 
 
 def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]]:
-    """x with its channels split into groups, and the axes over which a group spreads."""
+    """Returns x with its channels split into groups, and the axes over which a group spreads."""
     if groups < 1:
         raise ShapeError(f"group_norm: expected at least one group, got {groups}")
     at_least(2, x.shape, "group_norm")
@@ -62,7 +62,7 @@ def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]
 
 
 def per_channel(what: str, w: Array, shape: Shape, layout: str) -> Array:
-    """`w` (C,) reshaped to broadcast over an input of `shape`.
+    """Returns `w` (C,) reshaped to broadcast over an input of `shape`.
 
     Raises ShapeError, which names it by `what`, unless there is a value a channel.
     """

@@ -105,7 +105,7 @@ def forward(
 
 
 def _memory(k: Launcher, target: GradTarget, x: Array) -> tuple[Array, Array | np.intp]:
-    """Memory for an input's gradient, and the gradient it is added to, or a null pointer."""
+    """Returns memory for an input's gradient, and the gradient it is added to, or a null pointer."""
     buffer = target.buffer
     out = buffer if buffer is not None and buffer.flags.c_contiguous else k.empty(x.shape, x.dtype)
     return out, _NONE if target.addend is None else k.contiguous(target.addend)

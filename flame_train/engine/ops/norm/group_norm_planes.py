@@ -38,7 +38,7 @@ def no_group_planes(input: Array, num_groups: int, weight: Array | None, bias: A
 
 
 def _sizes(shape: Shape, groups: int) -> Shape:
-    """(B, groups, channels of a group, pixels)."""
+    """Returns (B, groups, channels of a group, pixels)."""
     return shape[0], groups, shape[1] // groups, math.prod(shape[2:])
 
 

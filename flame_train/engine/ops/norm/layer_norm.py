@@ -121,7 +121,7 @@ def _(
 def normalized_rows(
     k: Launcher, value: str, input: Array, tables: Mapping[str, Table], eps: float, dims: int = 1
 ) -> tuple[Array, Array, Array]:
-    """`value` over each normalised row, c * rstd, and `tables`; and the rows' mean and rstd, (..., 1).
+    """Returns `value` over each normalised row, c * rstd, and `tables`; and the rows' mean and rstd, (..., 1).
 
     Args:
         value: the expression in C.
@@ -182,7 +182,7 @@ SUMS = {"weight": "g * (input - mean) * rstd", "bias": "g"}
 
 
 def gradient_program(slope: str, added: str) -> Program:
-    """To the input's gradient, from `slope`, that of the normalised row; `added` is a further addend."""
+    """Turns `slope`, the gradient of the normalised row, into the input's; `added` is a further addend."""
     steps = (
         f"sum a = {slope}",
         f"sum b = {slope} * (input - mean)",

@@ -134,7 +134,7 @@ def pow(xp: Namespace, input: Array | float, exponent: Array | float) -> Array:
 
 
 def _whole(x: Any, other: Any = None) -> Any:
-    """Truth values as whole numbers, the other's kind or int64: a power of them is a byte to NumPy."""
+    """Returns truth values as whole numbers, the other's kind or int64: a power of them is a byte to NumPy."""
     if not hasattr(x, "dtype") or x.dtype != bool:
         return x
     return x.astype(other.dtype if hasattr(other, "dtype") and other.dtype.kind in "iu" else "int64")

@@ -89,7 +89,7 @@ def _no_kernel(input: Array, p: float, training: bool, rng: Rng | None) -> str:
 
 
 def _dropped(k: Launcher, x: Array, p: float, rng: Rng | None, stream: int, target: GradTarget = ALLOCATE) -> Array:
-    """`x` with its elements dropped, added to what has arrived at `target`."""
+    """Returns `x` with its elements dropped, added to what has arrived at `target`."""
     rng, x = check_rng(rng, "dropout: training"), k.contiguous(x)
     addend = None if target.addend is None else k.contiguous(target.addend)
     out = target.buffer if target.addend is None or addend is target.buffer else None

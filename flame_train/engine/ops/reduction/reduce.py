@@ -61,7 +61,7 @@ def var(
 
 
 def _given(correction: float | None) -> float:
-    """None means 1, as in PyTorch."""
+    """Returns the correction; None means 1, as in PyTorch."""
     return 1 if correction is None else correction
 
 
@@ -75,7 +75,7 @@ def _variance(xp: Namespace, x: Array, dims: tuple[int, ...], correction: float,
 
 
 def _variance_derivative(x: Array, mean: Array, dims: tuple[int, ...], correction: float) -> Array:
-    """d variance / d x"""
+    """Returns d variance / d x."""
     return (x - mean) * _freedom(x.shape, dims, correction)
 
 
@@ -196,7 +196,7 @@ _measuring(std, f"sqrtf({_VARIANCE})")
 def _away_from_mean(
     k: Launcher, factor: str, x: Array, mean: Array, dims: tuple[int, ...], correction: float, **more: Array
 ) -> Array:
-    """`factor`, an expression over `more`, times the variance's derivative 2 (x - mean) / (count - correction)."""
+    """Returns `factor` times the variance's derivative 2 (x - mean) / (count - correction)."""
     operands = {"input": x, "mean": mean, **more, "slope": _freedom(x.shape, dims, correction)}
     return k.elementwise((f"{factor} * (input - mean) * slope",), operands, (x.dtype,))[0]
 
