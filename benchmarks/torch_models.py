@@ -18,7 +18,7 @@ from benchmarks.torch_baseline import (
 from flame_train.errors import ConfigError
 from flame_train.models.anima.transformer import AnimaArch
 from flame_train.models.chroma.transformer import ChromaArch
-from flame_train.models.flux.arch import axes_of
+from flame_train.models.flux.blocks import axes_of
 from flame_train.models.flux.transformer import FluxArch
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.sd3.mmdit import MMDiTArch

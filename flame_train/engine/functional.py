@@ -20,8 +20,7 @@ from . import lazy
 from .counterparts import FUNCTIONAL, absent
 from .ops.attention.attention import scaled_dot_product_attention
 from .ops.common.convert import cast, clone
-from .ops.conv.conv import conv2d
-from .ops.conv.upsample import upsample_nearest
+from .ops.conv.conv import conv2d, upsample_nearest
 from .ops.fused.diffusion import cat_gelu, gated_add, geglu, layer_norm_modulate, timestep_embedding
 from .ops.fused.feed_forward import feed_forward, scaled_feed_forward
 from .ops.fused.qk_norm_rope import cat_rms_norm

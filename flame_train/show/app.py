@@ -23,11 +23,11 @@ from flame_train.errors import shown
 
 from . import sections
 from .charts import charts_of, charts_of_runs
-from .elements import Element, element, html
 from .library import Library
 from .report import navigation, page_file
 from .run_reader import RunView
 from .sections import GridImage, loss_of, sample_image, state_of, validation_of
+from .svg import Element, element, html
 from .trained_images import TrainedImage
 
 MOST: Final = 8

@@ -25,10 +25,9 @@ from flame_train.version import __version__
 from . import sections
 from .charts import charts_of
 from .curves import Curve
-from .elements import Element, element, html
 from .grids import Grid, cropped
 from .run_reader import RunReader, RunView, without_folders
-from .svg import Axis, axis, svg
+from .svg import Axis, Element, axis, element, html, svg
 
 _WIDTH, _HEIGHT = 1920, 960
 _LEFT, _TOP, _RIGHT, _BOTTOM = 160, 100, 40, 100

@@ -11,9 +11,9 @@ from flame_train.io.json_values import number, whole
 from flame_train.training.log import KEPT
 from flame_train.version import __version__
 
-from .elements import Element, element
 from .grids import Grid
 from .run_reader import RunView, Setting
+from .svg import Element, element
 from .trained_images import TrainedImage
 
 GridImage = Callable[[int, int], str]

@@ -22,8 +22,7 @@ from flame_train.io.runstatus import state_of
 from flame_train.run.plan.encoding import ENCODED
 from flame_train.training.session import StopRequest
 
-from .clusters import SCRIPT, run_on_ray, script
-from .here import run_here, why
+from .runners import SCRIPT, run_here, run_on_ray, script, why
 from .sweep_file import PLACES, Planned, Sweep, read_sweep
 
 _LOG = logging.getLogger(__name__)

@@ -14,9 +14,8 @@ from flame_train.commands.output import show
 from flame_train.config.render import toml_value
 from flame_train.errors import ConfigError, OutputError
 from flame_train.show.library import runs_in
-from flame_train.sweep.clusters import script
-from flame_train.sweep.here import run_here
 from flame_train.sweep.many_runs import sweep
+from flame_train.sweep.runners import run_here, script
 from flame_train.sweep.sweep_file import read_sweep
 from flame_train.training.session import StopRequest
 

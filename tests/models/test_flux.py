@@ -13,7 +13,7 @@ from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.engine.memory_report import saved_by_op
 from flame_train.errors import ModelFileError
-from flame_train.models.flux.arch import position_angles
+from flame_train.models.flux.blocks import position_angles
 from flame_train.models.flux.family import PRESETS
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.text_encoders.clip.network import ClipArch

@@ -58,7 +58,7 @@ def shorter():
     sdxl = FAMILIES["sdxl"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(sdxl), "lesson", replace(sdxl.lesson, known=40, steps=16, batch_size=4))
-        patch.setattr("flame_train.quickstart.config._DRAWN_IN", 4)
+        patch.setattr("flame_train.quickstart.first_run._DRAWN_IN", 4)
         patch.setattr(quickstart, "_HELD_OUT", {"new": 8, "known": 8})
         yield
 
@@ -272,7 +272,7 @@ def test_a_config_that_was_changed_is_obeyed(tmp_path, monkeypatch):
     sdxl = FAMILIES["sdxl"]
     fewer = replace(sdxl.lesson, known=0, steps=6, batch_size=2, prompts=("a delft tile",), known_prompts=())
     monkeypatch.setattr(type(sdxl), "lesson", fewer)
-    monkeypatch.setattr("flame_train.quickstart.config._DRAWN_IN", 2)
+    monkeypatch.setattr("flame_train.quickstart.first_run._DRAWN_IN", 2)
     monkeypatch.setattr(quickstart, "_HELD_OUT", {"new": 4, "known": 4})
     folder = tmp_path / "new"
     quickstart.run(folder, "cpu")

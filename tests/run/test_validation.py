@@ -13,9 +13,8 @@ import pytest
 
 from flame_train import cli
 from flame_train.config.load import load_located
-from flame_train.data import held_out
-from flame_train.data.held_out import split
-from flame_train.data.samples import Samples
+from flame_train.data import samples
+from flame_train.data.samples import Samples, split
 from flame_train.data.sets import DataSet
 from flame_train.engine.shape_run import H100
 from flame_train.errors import ConfigError, DataError
@@ -114,7 +113,7 @@ def test_a_run_of_an_earlier_version_continues_with_what_it_held_out(asked, tmp_
         return frozenset(one for one in hashes if int(one[:13], 16) / 16**13 <= fraction)
 
     source = asked(validation={"fraction": 0.4}, train={"steps": 4})
-    monkeypatch.setattr(held_out, "_chosen", earlier)
+    monkeypatch.setattr(samples, "_chosen", earlier)
     by_hash = held(source)
     train(source, ["train.steps=2"], "cpu", False)
     monkeypatch.undo()

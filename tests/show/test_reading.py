@@ -20,10 +20,9 @@ from flame_train.disk.open_folder import OpenFolder
 from flame_train.io.runfolder import RunFolder
 from flame_train.show.charts import charts_of
 from flame_train.show.curves import Curve, LogCurves
-from flame_train.show.elements import html
 from flame_train.show.run_reader import RunReader, Setting, without_folders
 from flame_train.show.sections import summary
-from flame_train.show.svg import axis
+from flame_train.show.svg import axis, html
 from flame_train.show.thumbnails import sheet_of
 from flame_train.show.trained_images import MOST, cell_of, images_of, with_losses, with_thumbnail
 from flame_train.training.log import KEPT, Meter

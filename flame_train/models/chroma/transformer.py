@@ -20,15 +20,18 @@ from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, float32
 from flame_train.errors import ModelFileError
-from flame_train.models.flux.arch import DoubleSingleArch, axes_of, block_sizes, position_angles
 from flame_train.models.flux.blocks import (
     EPS,
+    DoubleSingleArch,
     DoubleStreamBase,
     Projections,
     RMSNorm,
     SingleStreamBase,
+    axes_of,
+    block_sizes,
     gelu_feed_forward,
     gelu_mlp,
+    position_angles,
 )
 from flame_train.models.flux.transformer import PATCH, MLPEmbedder
 from flame_train.networks.arch import block_count, shape_of

@@ -7,13 +7,53 @@ letters: B batch, L image tokens, T text tokens, S = T + L, D model width, E wid
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
+
+import numpy as np
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.nn import param
+from flame_train.networks.arch import Shapes, TransformerArch, block_count
 from flame_train.networks.attention_mlp import feed_forward
 from flame_train.networks.blocks import Block, bounded
+from flame_train.networks.rope import Angles, Grids, grid, rope_angles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoubleSingleArch(TransformerArch):
+    """`depth` counts the blocks with a stream for the image and one for the text."""
+
+    single_depth: int
+    """Blocks with one stream for image and text."""
+
+
+def block_sizes(shape: Callable[[Shapes, str], tuple[int, ...]], shapes: Shapes) -> dict[str, int]:
+    """Returns the sizes that names and shapes of the blocks tell, by field; `shape` raises for a missing tensor."""
+    return {
+        "width": shape(shapes, "img_in.weight")[0],
+        "depth": block_count(shapes, "double_blocks"),
+        "single_depth": block_count(shapes, "single_blocks"),
+        "head_dim": shape(shapes, "double_blocks.0.img_attn.norm.query_norm.scale")[0],
+        "context_dim": shape(shapes, "txt_in.weight")[1],
+    }
+
+
+_THETA: Final = 10000.0
+
+
+def axes_of(head_dim: int) -> tuple[int, int, int]:
+    """Returns how many values of a head encode the image (0, a control image 1), the row and the column of a token."""
+    each = head_dim * 7 // 16 // 2 * 2  # 56 of 128
+    return head_dim - 2 * each, each, each
+
+
+def position_angles(head_dim: int, text: int, grids: Grids) -> Angles:
+    """Returns the angle by which each value of a head is rotated at each token, fp64 (S, E); text is at the origin."""
+    images = [grid(*size, image=number) for number, size in enumerate(grids)]
+    return rope_angles(np.concatenate([np.zeros((text, 3)), *images]), axes_of(head_dim), _THETA)
+
 
 EPS: Final = 1e-6
 _MLP_RATIO: Final = 4

@@ -18,14 +18,17 @@ from typing import Final, Self
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
-from flame_train.models.flux.arch import DoubleSingleArch, axes_of, block_sizes, position_angles
 from flame_train.models.flux.blocks import (
     EPS,
+    DoubleSingleArch,
     DoubleStreamBase,
     Projections,
     SingleStreamBase,
+    axes_of,
+    block_sizes,
     gelu_feed_forward,
     gelu_mlp,
+    position_angles,
 )
 from flame_train.networks.arch import shape_of
 from flame_train.networks.blocks import BlockNetwork, linears_in

@@ -19,8 +19,15 @@ import numpy as np
 from flame_train.engine import Tensor, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
-from flame_train.models.flux.arch import DoubleSingleArch, block_sizes
-from flame_train.models.flux.blocks import DoubleStreamBase, QKNorm, Stream, attend, modulated
+from flame_train.models.flux.blocks import (
+    DoubleSingleArch,
+    DoubleStreamBase,
+    QKNorm,
+    Stream,
+    attend,
+    block_sizes,
+    modulated,
+)
 from flame_train.networks.arch import shape_of
 from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated

@@ -13,9 +13,8 @@ from flame_train.data.bucketed import BucketedDataset, assign_buckets
 from flame_train.data.buckets import BucketRule
 from flame_train.data.companion_files import refuse_black
 from flame_train.data.dataset import Dataset, DatasetError, Item
-from flame_train.data.held_out import refuse_common, split
 from flame_train.data.images import decoded_images
-from flame_train.data.samples import Samples, samples_of
+from flame_train.data.samples import Samples, refuse_common, samples_of, split
 from flame_train.data.sets import DataSet, image_sets
 from flame_train.disk.preflight import user_cache
 from flame_train.errors import ConfigError, DataError, shown
