@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 import numpy as np
 from flame_train.settings import field
-from .kind import OptimizerKind
+from flame_train.optimizers import OptimizerKind
 
 @dataclass(frozen=True)
 class SignumRule:
@@ -55,7 +55,7 @@ class Signum(OptimizerKind):
 HALVES = '''
 """Half the rate in the second half."""
 from flame_train.engine.optim import Schedule
-from .kind import ScheduleKind
+from flame_train.schedules import ScheduleKind
 
 class Halves(ScheduleKind):
     name = "halves"
@@ -65,7 +65,7 @@ class Halves(ScheduleKind):
 '''
 CAUCHY = '''
 """The logarithm of 1 and the squared error."""
-from .kind import LossKind
+from flame_train.diffusion.losses import LossKind
 
 class Cauchy(LossKind):
     name = "cauchy"
@@ -77,7 +77,7 @@ EVEN = '''
 """Ten times as much for the noisier half, in both kinds of models."""
 import numpy as np
 from flame_train.settings import field
-from .kind import Weighting
+from flame_train.diffusion.weightings import Weighting
 
 class Noisier(Weighting):
     name = "noisier"
@@ -92,7 +92,7 @@ class Noisier(Weighting):
 MIDDLE = '''
 """Noise levels near the middle."""
 import numpy as np
-from .kind import Stream, TimestepSampling
+from flame_train.diffusion.timestep_sampling import Stream, TimestepSampling
 
 class Middle(TimestepSampling):
     name = "middle"
@@ -103,7 +103,7 @@ class Middle(TimestepSampling):
 MIDPOINT = '''
 """Euler's method with the slope of the step before, Adams and Bashforth's of order 2."""
 from flame_train.engine import no_grad
-from .kind import Sampler
+from flame_train.diffusion.samplers import Sampler
 
 class AdamsBashforth(Sampler):
     name = "adams_bashforth"

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.diffusion.samplers import Denoise
+
 from ..engine import Tensor
 from ..engine.dtype import Array
 from ..engine.random import Rng
@@ -20,7 +22,6 @@ from .losses import LossKind, NoiseLevel
 from .losses.mse import Mse
 from .noise import Noise
 from .objectives import WHOLE, Span, TrainingObjective
-from .samplers.kind import Denoise
 from .timestep_sampling import TimestepSampling
 from .timestep_sampling.logit_normal import LogitNormal
 from .weightings import Weighting

@@ -12,10 +12,10 @@ import numpy as np
 from flame_train.engine.dtype import Array, float32
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.fused import Kernel
+from flame_train.optimizers import OptimizerKind
 from flame_train.settings import field
 
 from .factored import Moments, clipped, matrix_kernel, moments_of, rms
-from .kind import OptimizerKind
 
 
 @dataclass(frozen=True, slots=True)

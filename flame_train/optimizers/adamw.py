@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from flame_train.engine.optim import AdamWRule
-from flame_train.optimizers.kind import betas_problem
+from flame_train.optimizers import OptimizerKind, betas_problem
 from flame_train.settings import field
-
-from .kind import OptimizerKind
 
 
 class AdamW(OptimizerKind):

@@ -15,10 +15,10 @@ import numpy as np
 from flame_train.engine.dtype import Array, bool_, float32, uint8
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.fused import Kernel
+from flame_train.optimizers import OptimizerKind
 from flame_train.settings import field
 
 from .factored import Moments, clipped, matrix_kernel, moments_of
-from .kind import OptimizerKind
 
 _TOP = 127
 """The number that stands for a parameter's largest rate: rates are kept in 8 bits, signs left out."""

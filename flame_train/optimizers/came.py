@@ -13,11 +13,10 @@ from flame_train.engine.dtype import Array, float32
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.fused import Kernel
 from flame_train.engine.optim.optimizers import decayed
-from flame_train.optimizers.kind import betas_problem
+from flame_train.optimizers import OptimizerKind, betas_problem
 from flame_train.settings import field
 
 from .factored import Moments, clipped, matrix_kernel, moments_of
-from .kind import OptimizerKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,8 @@ from typing import Any, ClassVar
 from flame_train.engine.dtype import Array, float32
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.optimizers import decayed
-from flame_train.optimizers.kind import betas_problem
+from flame_train.optimizers import OptimizerKind, betas_problem
 from flame_train.settings import field
-
-from .kind import OptimizerKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from flame_train.engine import Tensor, no_grad
 from flame_train.engine.dtype import Array, float32
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.optimizers import decayed
+from flame_train.optimizers import OptimizerKind
 from flame_train.settings import field
-
-from .kind import OptimizerKind
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5

@@ -14,10 +14,8 @@ from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.optimizers import decayed
 from flame_train.engine.optim.transform import settled, singles
-from flame_train.optimizers.kind import betas_problem
+from flame_train.optimizers import OptimizerKind, betas_problem
 from flame_train.settings import field
-
-from .kind import OptimizerKind
 
 
 @dataclass(frozen=True, slots=True)

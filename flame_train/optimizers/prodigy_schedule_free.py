@@ -16,11 +16,10 @@ from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.fused import Kernel
 from flame_train.engine.optim.matrices import MatrixShape
 from flame_train.engine.optim.transform import singles
-from flame_train.optimizers.kind import betas_problem
+from flame_train.optimizers import OptimizerKind, betas_problem
 from flame_train.settings import field
 
 from .factored import Moments, matrix_kernel, moments_of, rms
-from .kind import OptimizerKind
 
 _EVERY = 11
 """d is estimated from every so many'th value of each parameter."""

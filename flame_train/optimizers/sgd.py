@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from flame_train.engine.optim import SGDRule
+from flame_train.optimizers import OptimizerKind
 from flame_train.settings import field
-
-from .kind import OptimizerKind
 
 
 class Sgd(OptimizerKind):

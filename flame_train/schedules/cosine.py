@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from flame_train.engine.optim import Schedule
+from flame_train.schedules import ScheduleKind
 from flame_train.settings import field
-
-from .kind import ScheduleKind
 
 
 class Cosine(ScheduleKind):

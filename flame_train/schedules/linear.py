@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from flame_train.engine.optim import Schedule
-
-from .kind import ScheduleKind
+from flame_train.schedules import ScheduleKind
 
 
 class Linear(ScheduleKind):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from flame_train.engine.optim import Schedule
+from flame_train.schedules import ScheduleKind
 from flame_train.settings import field
-
-from .kind import ScheduleKind
 
 
 class Polynomial(ScheduleKind):

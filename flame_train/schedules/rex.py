@@ -5,9 +5,8 @@ from __future__ import annotations
 from flame_train.engine.dtype import Array
 from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import Schedule
+from flame_train.schedules import ScheduleKind
 from flame_train.settings import field
-
-from .kind import ScheduleKind
 
 
 class Rex(ScheduleKind):

@@ -9,9 +9,8 @@ from typing import Any, Literal
 from flame_train.engine.dtype import Array
 from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import Schedule
+from flame_train.schedules import ScheduleKind
 from flame_train.settings import field
-
-from .kind import ScheduleKind
 
 
 class WarmupStableDecay(ScheduleKind):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flame_train.diffusion.samplers.kind import Sampler
+from flame_train.diffusion.samplers import Sampler
 from flame_train.settings import entries_in
 
 ENTRY = """
-from flame_train.diffusion.samplers.kind import Sampler
+from flame_train.diffusion.samplers import Sampler
 
 class Half(Sampler):
     name = "half"

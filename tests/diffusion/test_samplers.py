@@ -10,8 +10,7 @@ import pytest
 
 from flame_train.diffusion.flow import FlowPath, static_sigmas
 from flame_train.diffusion.noise_schedule import NoiseSchedule
-from flame_train.diffusion.samplers import SAMPLERS
-from flame_train.diffusion.samplers.kind import guided
+from flame_train.diffusion.samplers import SAMPLERS, guided
 from flame_train.diffusion.samplers.noise_path import NoisePath
 from flame_train.engine import Tensor, tensor
 from flame_train.errors import ConfigError

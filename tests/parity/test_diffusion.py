@@ -9,8 +9,7 @@ import pytest
 
 from flame_train.diffusion.noise_schedule import NoiseSchedule
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.samplers import SAMPLERS
-from flame_train.diffusion.samplers.kind import guided
+from flame_train.diffusion.samplers import SAMPLERS, guided
 from flame_train.diffusion.samplers.noise_path import NoisePath
 from flame_train.diffusion.weightings.min_snr import MinSnr
 from flame_train.engine import Tensor, tensor

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from flame_train.diffusion.losses import LossKind, NoiseLevel
 from flame_train.engine import Tensor
 from flame_train.settings import field
-
-from .kind import LossKind, NoiseLevel
 
 
 class Huber(LossKind):

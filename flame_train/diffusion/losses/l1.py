@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from flame_train.diffusion.losses import LossKind, NoiseLevel
 from flame_train.engine import Tensor
 from flame_train.engine import functional as F
-
-from .kind import LossKind, NoiseLevel
 
 
 class L1(LossKind):

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flame_train.diffusion.random_streams import Stream
 from flame_train.engine import Tensor
 from flame_train.engine.random import Rng
-from flame_train.settings import Section, entries_in
+from flame_train.settings import Entry, Section, entries_in
 
-from .kind import NoiseKind
+
+class NoiseKind(Entry):
+    """One change of the noise: its fields are keys of `[loss]`, which say how strong it is. Several go together.
+
+    All runs on the device within the captured step. Tensors are (B, H, W, C) fp32.
+    """
+
+    order: ClassVar[int]
+    """Kinds of smaller numbers come first."""
+
+    @property
+    @abstractmethod
+    def on(self) -> bool:
+        """Whether its keys ask for any change."""
+
+    def changed(self, noise: Tensor, latents: Tensor, rng: Rng) -> Tensor:
+        """Returns the noise that is mixed into the latents and that a prediction is compared with."""
+        return noise
+
+    def mixed(self, noise: Tensor, rng: Rng) -> Tensor:
+        """Returns the noise that is mixed into the latents, if it differs from the target's."""
+        return noise
+
 
 NOISE_KINDS: tuple[type[NoiseKind], ...] = tuple(sorted(entries_in(__name__, NoiseKind), key=lambda kind: kind.order))
 
@@ -38,6 +62,3 @@ class Noise:
         for kind in self.kinds:
             noise = kind.mixed(noise, rng)
         return noise
-
-
-__all__ = ["NOISE_KINDS", "Noise", "NoiseKind"]

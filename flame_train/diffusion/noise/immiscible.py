@@ -7,13 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from flame_train.diffusion.noise import NoiseKind
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import Array
 from flame_train.engine.namespace import Namespace
 from flame_train.engine.random import Rng
 from flame_train.settings import field
-
-from .kind import NoiseKind
 
 MOST: Final = 64
 """The largest batch: the rule takes as many rounds as there are images."""

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.diffusion.noise import NoiseKind
 from flame_train.diffusion.random_streams import Stream
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import Array
 from flame_train.engine.namespace import Namespace
 from flame_train.engine.random import Rng
 from flame_train.settings import field
-
-from .kind import NoiseKind
 
 
 class PyramidNoise(NoiseKind):

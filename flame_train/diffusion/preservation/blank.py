@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from flame_train.diffusion.preservation import Predictions, Preservation, mean_square
 from flame_train.engine import Tensor
-
-from .kind import Predictions, Preservation, mean_square
 
 
 class Blank(Preservation):

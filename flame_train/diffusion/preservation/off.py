@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .kind import Preservation
+from flame_train.diffusion.preservation import Preservation
 
 
 class Off(Preservation):

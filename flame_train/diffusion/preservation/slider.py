@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flame_train.diffusion.preservation import Predictions, Preservation, mean_square
 from flame_train.engine import Tensor
 from flame_train.settings import field
-
-from .kind import Predictions, Preservation, mean_square
 
 
 class Slider(Preservation):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from flame_train.diffusion.samplers import Denoise, NoiseSampler, Sampler
 from flame_train.engine import Tensor, no_grad
-
-from .kind import Denoise, NoiseSampler, Sampler
 
 if TYPE_CHECKING:
     from .noise_path import NoisePath

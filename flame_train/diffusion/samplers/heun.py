@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from flame_train.diffusion.samplers import Denoise, NoiseSampler, Path, Sampler
 from flame_train.engine import Tensor, no_grad
-
-from .kind import Denoise, NoiseSampler, Path, Sampler
 
 
 class Heun(Sampler):

@@ -14,9 +14,8 @@ import numpy as np
 
 from flame_train.diffusion.noise_schedule import NoiseSchedule, Spacing, Table
 from flame_train.diffusion.objectives import Prediction
+from flame_train.diffusion.samplers import Denoise
 from flame_train.engine import Tensor
-
-from .kind import Denoise
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.diffusion.timestep_sampling import Stream, TimestepSampling, table_on
 from flame_train.engine.dtype import Array
 from flame_train.engine.random import Rng
 from flame_train.settings import field
-
-from .kind import Stream, TimestepSampling, table_on
 
 
 class Listed(TimestepSampling):

@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 
+from flame_train.diffusion.timestep_sampling import Stream, TimestepSampling
 from flame_train.engine.dtype import Array
 from flame_train.engine.random import Rng
 from flame_train.settings import field
-
-from .kind import Stream, TimestepSampling
 
 
 class Mode(TimestepSampling):

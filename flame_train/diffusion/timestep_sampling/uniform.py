@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from flame_train.diffusion.timestep_sampling import Stream, TimestepSampling
 from flame_train.engine.dtype import Array
 from flame_train.engine.random import Rng
-
-from .kind import Stream, TimestepSampling
 
 
 class Uniform(TimestepSampling):

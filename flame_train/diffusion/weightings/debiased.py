@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .kind import Weighting
+from flame_train.diffusion.weightings import Weighting
 
 _MOST = 1000.0  # a signal-to-noise ratio above it counts as this
 

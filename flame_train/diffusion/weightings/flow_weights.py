@@ -9,9 +9,8 @@ import math
 
 import numpy as np
 
+from flame_train.diffusion.weightings import Weighting
 from flame_train.engine.dtype import Array
-
-from .kind import Weighting
 
 _LEAST_SIGMA = np.float32(1e-3)  # a single sample of s = 1e-6 would outweigh all others of a run
 

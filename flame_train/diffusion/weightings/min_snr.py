@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.diffusion.weightings import Weighting
 from flame_train.settings import field
-
-from .kind import Weighting
 
 
 class MinSnr(Weighting):

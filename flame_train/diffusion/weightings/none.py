@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .kind import Weighting
+from flame_train.diffusion.weightings import Weighting
 
 
 class NoWeighting(Weighting):

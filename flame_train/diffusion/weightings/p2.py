@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from flame_train.diffusion.weightings import Weighting
 from flame_train.settings import field
-
-from .kind import Weighting
 
 
 class P2(Weighting):

@@ -12,8 +12,7 @@ from flame_train.data.buckets import Placement, Size
 from flame_train.data.grid import Pixels
 from flame_train.data.padding import Paddings, collate
 from flame_train.data.views import ViewedImage
-from flame_train.diffusion.samplers import SAMPLERS, Path, Sampler
-from flame_train.diffusion.samplers.kind import guided
+from flame_train.diffusion.samplers import SAMPLERS, Path, Sampler, guided
 from flame_train.disk.failpoint import fail_point
 from flame_train.engine import Tensor, no_grad, tensor
 from flame_train.engine.backend import get_backend
