@@ -17,9 +17,9 @@ from flame_train.config.key_rules import (
     rank_exponent_problem,
 )
 from flame_train.config.keys import keys
-from flame_train.config.memory_budget import budget_problem
 from flame_train.config.prompts import Prompt
 from flame_train.config.schema import REPEATED, Config
+from flame_train.config.training_sections import budget_problem
 from flame_train.data.buckets import BucketRule
 from flame_train.data.sets import DataSet, image_sets
 from flame_train.diffusion.preservation import PRESERVATIONS

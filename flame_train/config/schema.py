@@ -13,11 +13,11 @@ from pydantic import Field
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import Rule
-from flame_train.config.memory_budget import MemorySection
 from flame_train.config.repeated import CheckpointSection, Repeated, SampleSection, ValidationSection
 from flame_train.config.training_sections import (
     GradientSection,
     LogSection,
+    MemorySection,
     OptimizerSection,
     OutputSection,
     ScheduleSection,

@@ -17,7 +17,7 @@ from flame_train.errors import OutputError
 from flame_train.io import commit
 from flame_train.io.commit import is_checkpoint
 from flame_train.io.json_values import text, whole
-from flame_train.io.runstatus import FORMAT, STATUS, read_status
+from flame_train.io.runlog import FORMAT, STATUS, read_status
 
 UNNAMED: Final = "lora"
 LARGEST: Final = 1 << 28

@@ -26,8 +26,18 @@ from flame_train.disk.system import NONBLOCK, lock
 from flame_train.errors import OutputError
 from flame_train.io import commit
 from flame_train.io.run_files import LARGEST, UNNAMED, Differences, examine, is_sample, refuse_links
-from flame_train.io.runlog import LogFile, record_of, step_of
-from flame_train.io.runstatus import FORMAT, LOCK, ending, mark_dead, read_status, refresh_status, write_status
+from flame_train.io.runlog import (
+    FORMAT,
+    LOCK,
+    LogFile,
+    ending,
+    mark_dead,
+    read_status,
+    record_of,
+    refresh_status,
+    step_of,
+    write_status,
+)
 from flame_train.version import __version__
 
 _LOG = logging.getLogger(__name__)

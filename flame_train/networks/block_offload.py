@@ -8,17 +8,75 @@ addresses, and a captured step holds the copies (`docs/design/0011-streamed-weig
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
 
-from flame_train.engine import Tensor
+from flame_train.engine import Tensor, nn
+from flame_train.engine.autograd.versions import VERSIONS
 from flame_train.engine.backend import Backend, backend_of, extent, owner
 from flame_train.engine.backend.base import Offloaded
 from flame_train.engine.dtype import Array, DType
 from flame_train.engine.mode import mode
 from flame_train.networks.blocks import Block, BlockNetwork, whole_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _Borrowed:
+    """Memory on the device, and what each of two networks has there."""
+
+    memory: Array
+    mine: Offloaded
+    theirs: Offloaded
+
+    def hold(self, held: Offloaded) -> None:
+        VERSIONS.mark_written(self.memory)
+        held.fetch(self.memory)()
+
+
+class SwappedWeights:
+    """The resident weights of a loaded network, which lie where another network's do.
+
+    Both wait in host memory. Inside `in_place` the network has its own on the device; afterwards the other has.
+
+    Args:
+        network: the network, whose memory for these weights is given back. Those that the other has not stay its own.
+        lender: the other one, of the same architecture and number formats.
+        streamed: the tensors of `network` that lie elsewhere.
+    """
+
+    def __init__(self, network: nn.Module, lender: nn.Module, streamed: frozenset[int]) -> None:
+        self._places, own_weights = [], dict(network.weights())
+        for name, theirs in lender.weights():
+            for own, place in zip(arrays_of(own_weights[name]), arrays_of(theirs), strict=True):
+                if own.size and id(own) not in streamed:
+                    self._places.append(_borrowed(own, place))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the network's weights are on the device, and not the lender's."""
+        for place in self._places:
+            place.hold(place.mine)
+        try:
+            yield
+        finally:
+            for place in self._places:
+                place.hold(place.theirs)
+
+
+def _borrowed(own: Tensor, place: Tensor) -> _Borrowed:
+    mine, memory = _bytes(own.data), _bytes(place.data)
+    backend = own.backend
+    made = _Borrowed(memory, backend.offload(mine, keep=True), backend.offload(memory, keep=True))
+    own.data = place.data
+    return made
+
+
+def _bytes(array: Array) -> Any:
+    return array.transpose(memory_order(array)).reshape(-1).view(np.uint8)
+
 
 BUFFERS: Final = 2
 _ALIGNED: Final = 512  # bytes, as arrays of a pool are

@@ -21,7 +21,7 @@ from flame_train.disk.open_folder import folder_below
 from flame_train.errors import RemoteError
 from flame_train.io.commit import MANIFEST, is_checkpoint
 from flame_train.io.run_files import is_sample
-from flame_train.io.runstatus import STATUS
+from flame_train.io.runlog import STATUS
 
 from .copy_layout import (
     CHECKPOINTS,

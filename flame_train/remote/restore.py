@@ -22,8 +22,7 @@ from flame_train.errors import OutputError
 from flame_train.io.commit import Checkpoint, NoIntactCheckpoint, commit, newest
 from flame_train.io.json_values import json_tree, table, text, whole
 from flame_train.io.run_files import is_sample, refuse_links
-from flame_train.io.runlog import record_of
-from flame_train.io.runstatus import FORMAT, LOCK, STATUS, write_status
+from flame_train.io.runlog import FORMAT, LOCK, STATUS, record_of, write_status
 from flame_train.version import __version__
 
 from .copy_layout import CHECKPOINTS, CONFIG, LARGEST, LOG, SAMPLES, Manifest, folder_of, manifest_in, steps_in

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Final
 
 from flame_train.errors import ConfigError, shown
-from flame_train.io.runstatus import STATUS
+from flame_train.io.runlog import STATUS
 
 from .grids import cropped
 from .run_reader import RunReader, RunView

@@ -18,12 +18,11 @@ from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
 from flame_train.io.commit import is_checkpoint
 from flame_train.io.json_values import number, table, toml_tree, whole
-from flame_train.io.runstatus import is_locked, mark_dead, read_status
+from flame_train.io.runlog import is_locked, mark_dead, read_status
 
 from .curves import Curve, LogCurves
 from .grids import Grid, GridPrompt, cut, cut_controls, prompts_of, size_of, step_of_grid
-from .thumbnails import CONTROLS, SHEET
-from .trained_images import Band, TrainedImage, bands_of, images_of, with_losses
+from .trained_images import CONTROLS, SHEET, Band, TrainedImage, bands_of, images_of, with_losses
 
 _LARGEST: Final = 1 << 28  # bytes of a file that is read whole
 _LONGEST: Final = 1e9  # seconds: a pace that means more time than this is none

@@ -18,7 +18,7 @@ from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.preflight import make_folder
 from flame_train.errors import ConfigError, OutputError
 from flame_train.io import json_values as given
-from flame_train.io.runstatus import state_of
+from flame_train.io.runlog import state_of
 from flame_train.run.plan.encoding import ENCODED
 from flame_train.training.session import StopRequest
 

@@ -8,7 +8,7 @@ import pytest
 
 from flame_train.commands.parameters import memory_budget
 from flame_train.config.load import load_located
-from flame_train.config.memory_budget import budget_problem, bytes_of
+from flame_train.config.training_sections import budget_problem, bytes_of
 from flame_train.errors import ConfigError
 
 

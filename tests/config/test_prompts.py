@@ -7,8 +7,7 @@ import re
 import pytest
 
 from flame_train.config.load import load
-from flame_train.config.prompt_files import read_prompt_file
-from flame_train.config.prompts import FLAGS, Prompt, read_flags, unread
+from flame_train.config.prompts import FLAGS, Prompt, read_flags, read_prompt_file, unread
 from flame_train.config.render import resolved
 from flame_train.errors import ConfigError
 from flame_train.run.sampling.requests import with_prompts_of_file

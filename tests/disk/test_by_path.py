@@ -21,7 +21,7 @@ HELD = {"folder", "held", "inside", "_held", "part", "place.folder", "top", "roo
 ALLOWED = {
     # the user's own files, which are read: images, configs, models
     ("config/parse.py", "path.open"): "reads a config",
-    ("config/prompt_files.py", "Path(path).open"): "reads a list of prompts",
+    ("config/prompts.py", "Path(path).open"): "reads a list of prompts",
     ("data/cache.py", "os.open"): "reads an entry, which its checksum must fit",
     ("data/file_reading.py", "os.open"): "reads an image",
     ("io/gguf.py", "open"): "reads a model",

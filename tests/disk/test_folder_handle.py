@@ -15,7 +15,7 @@ from flame_train.disk.folder_handle import FolderHandle, PathHandle, open_handle
 from flame_train.disk.open_folder import FolderLost, OpenFolder
 from flame_train.errors import OutputError
 from flame_train.io.runfolder import RunFolder
-from flame_train.io.runstatus import state_of
+from flame_train.io.runlog import state_of
 
 FILES = {"lora.safetensors": b"lora", "state.json": b"{}"}
 MAKE = os.O_WRONLY | os.O_CREAT

@@ -27,7 +27,7 @@ with RunFolder(Path(sys.argv[1]), "toy = true\\n", lambda old, found: None) as r
 STATE = """
 import sys
 from pathlib import Path
-from flame_train.io.runstatus import state_of
+from flame_train.io.runlog import state_of
 print(state_of(Path(sys.argv[1]))["state"])
 """
 

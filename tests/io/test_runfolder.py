@@ -25,8 +25,7 @@ from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.preflight import is_temporary, make_folder, temporary_name
 from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
 from flame_train.io.runfolder import RunFolder
-from flame_train.io.runlog import LogFile
-from flame_train.io.runstatus import mend_status, state_of
+from flame_train.io.runlog import LogFile, mend_status, state_of
 
 TOY = Path(__file__).with_name("toy_run.py")
 ROOT = Path(__file__).parents[2]
@@ -706,7 +705,7 @@ def test_a_status_that_cannot_be_refreshed_leaves_the_one_before(
     with RunFolder(tmp_path / "run", "toy = true\n", lambda old, found: None) as run:
         run.resume()
         with monkeypatch.context() as patched:
-            patched.setattr("flame_train.io.runstatus.write_unsynced", full)
+            patched.setattr("flame_train.io.runlog.write_unsynced", full)
             run.log({"step": 1, "loss": 1.0})
         assert json.loads((tmp_path / "run" / "status.json").read_text())["step"] == 0
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.config.memory_budget import bytes_of
 from flame_train.config.schema import Config
+from flame_train.config.training_sections import bytes_of
 from flame_train.engine.backend import get_backend
 from flame_train.engine.shape_run import H100, RTX_3090, shape_run
 from flame_train.errors import ConfigError, OutOfMemory

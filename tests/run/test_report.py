@@ -11,7 +11,7 @@ from PIL import Image
 from flame_train.disk.open_folder import FolderLost
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.commands.stages import train
-from flame_train.show import thumbnails
+from flame_train.show import trained_images as thumbnails
 from flame_train.show.report import Report
 from flame_train.show.trained_images import cell_of
 

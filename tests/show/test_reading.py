@@ -23,8 +23,7 @@ from flame_train.show.curves import Curve, LogCurves
 from flame_train.show.run_reader import RunReader, Setting, without_folders
 from flame_train.show.sections import summary
 from flame_train.show.svg import axis, html
-from flame_train.show.thumbnails import sheet_of
-from flame_train.show.trained_images import MOST, cell_of, images_of, with_losses, with_thumbnail
+from flame_train.show.trained_images import MOST, cell_of, images_of, sheet_of, with_losses, with_thumbnail
 from flame_train.training.log import KEPT, Meter
 
 from .conftest import record

@@ -27,7 +27,7 @@ from flame_train.io.addresses import is_address
 from flame_train.io.digests import Digests
 from flame_train.io.hub import fetching
 from flame_train.io.run_files import OtherSettings
-from flame_train.io.runstatus import mend_status
+from flame_train.io.runlog import mend_status
 from flame_train.models.registry import FAMILIES, Family
 from flame_train.run.check.check_run import encoding_formats, storage_of
 from flame_train.run.encode.encode import encode

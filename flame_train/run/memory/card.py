@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.config.memory_budget import AUTO, bytes_of
+from flame_train.config.training_sections import AUTO, bytes_of
 from flame_train.engine.backend import get_backend
 from flame_train.engine.backend.host_memory import available
 from flame_train.engine.shape_run import H100, Gpu, gpu_of, shape_run

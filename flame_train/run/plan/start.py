@@ -35,7 +35,7 @@ from flame_train.io.weights import sampled_digest
 from flame_train.run.plan.encoding import Keys, could_cache
 from flame_train.run.plan.plan import Plan
 from flame_train.run.plan.read_dataset import REPORT, changed_rows
-from flame_train.show.thumbnails import write_controls, write_sheet
+from flame_train.show.trained_images import write_controls, write_sheet
 from flame_train.training.result import (
     Sources,
     check_sources,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from flame_train.config.prompt_files import read_prompt_file
-from flame_train.config.prompts import Prompt
+from flame_train.config.prompts import Prompt, read_prompt_file
 from flame_train.config.repeated import SampleSection
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Size

@@ -24,8 +24,7 @@ from flame_train.engine.mode import deterministic
 from flame_train.errors import Interrupted, OtherRankFailed, is_device_failure
 from flame_train.io.runfolder import RunFolder
 from flame_train.models.common.model import Denoiser, Example, Model
-from flame_train.networks.block_offload import StreamedWeights
-from flame_train.networks.borrowed_memory import SwappedWeights
+from flame_train.networks.block_offload import StreamedWeights, SwappedWeights
 from flame_train.networks.vae.autoencoder import LoadedVae
 from flame_train.run.check.check_run import storage_of
 from flame_train.run.encode.encode import Encoded
