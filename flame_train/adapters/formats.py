@@ -27,9 +27,8 @@ from flame_train.adapters.folding import alpha_record, recorded_alphas
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.metadata import CONFIG_FILE, METADATA_KEY, config_beside, peft_scales
 from flame_train.errors import ModelFileError
-from flame_train.io.adapter_kinds import can_be_left_out, other_kind, parts_of, remedy, without_place
 from flame_train.io.dtypes import FLOAT_TAGS
-from flame_train.io.lora_names import LoraFamily
+from flame_train.io.lora_names import LoraFamily, can_be_left_out, other_kind, parts_of, remedy, without_place
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 

@@ -2,7 +2,7 @@
 
 Encoded text is cached, so an image has a pool of at most `variants` texts. The pool depends on its captions and these
 keys alone, not on the seed: runs of other seeds find it encoded. Which text a step sees follows from (seed, epoch,
-image); see `choices.py`. The tools run in this order: wildcards, shuffle and dropout of tags, trigger, prefix, suffix.
+image); see `order.py`. The tools run in this order: wildcards, shuffle and dropout of tags, trigger, prefix, suffix.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The order of samples: a pure function of (seed, epoch), so that resuming needs no saved state.
+"""The order of samples and what each is seen with, by (seed, epoch) alone, so that resuming needs no saved state.
 
 Random numbers are raw Philox words (Salmon et al. 2011) under a key hashed from their purpose. NumPy
 promises those words for ever, unlike its `shuffle` and `permutation`: a permutation here is a stable sort
@@ -8,11 +8,62 @@ of them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to see a sample: a view and a text by number, and what is dropped.
+
+    `dropped` are the keys of text encoders. The default is what validation sees.
+    """
+
+    view: int = 0
+    text: int = 0
+    drop_caption: bool = False
+    dropped: frozenset[str] = frozenset()
+
+
+FIRST = Choice()
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Makes the choices of a run.
+
+    Attributes:
+        seed: the run's seed.
+        caption_dropout: the probability that a caption is dropped, of each sample.
+        encoder_dropout: the probability that a text encoder is dropped, by its key; independent of captions.
+        views: how many views each sample has.
+        texts: how many texts each sample has.
+    """
+
+    seed: int
+    caption_dropout: Sequence[float]
+    encoder_dropout: Mapping[str, float]
+    views: Sequence[int]
+    texts: Sequence[int]
+
+    def of(self, epoch: int, index: int, draw: int) -> Choice:
+        """Returns how sample `index` is seen when it comes for the `draw`-th time, from 0, in an epoch."""
+        where = (self.seed, epoch, index, draw)
+        dropped = (name for name, p in self.encoder_dropout.items() if caption_dropped(p, *where, name))
+        return Choice(
+            view=self._one_of(self.views[index], "view", where),
+            text=self._one_of(self.texts[index], "text", where),
+            drop_caption=caption_dropped(self.caption_dropout[index], *where),
+            dropped=frozenset(dropped),
+        )
+
+    @staticmethod
+    def _one_of(count: int, purpose: str, where: tuple[int, ...]) -> int:
+        return int(fraction(purpose, *where) * count) if count > 1 else 0
+
 
 Bucket = tuple[int, ...]  # sides that the samples of a batch share
 Group = tuple[Bucket, int]  # a bucket, and the size of its batches

@@ -157,7 +157,7 @@ def dynamic_sigmas(
 
 
 class FlowPath:
-    """The way along the flow through the noise levels `sigmas`, which fall from 1 to 0; see `samplers.kind.Path`."""
+    """The way along the flow through the noise levels `sigmas`, which fall from 1 to 0; see `samplers.Path`."""
 
     def __init__(self, sigmas: np.ndarray[Any, Any]) -> None:
         self.levels = tuple(sigmas.tolist())

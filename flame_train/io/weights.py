@@ -13,11 +13,11 @@ from typing import Any, Final
 import numpy as np
 
 from flame_train.errors import ModelFileError
-from flame_train.io import bitsandbytes, comfy_quant
 from flame_train.io.digests import Digests
 from flame_train.io.foreign_files import HOW_TO_CONVERT, PICKLE_SUFFIXES
 from flame_train.io.gguf import GgufFile, is_gguf
 from flame_train.io.packed import Unpacked
+from flame_train.io.packed_formats import by_bitsandbytes, by_comfyui
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.io.weight_files import ShardedWeights, Weights
 
@@ -181,7 +181,7 @@ def _read_index(index: Path) -> dict[str, str]:
     return dict(pairs)
 
 
-_FORMATS: Final = (bitsandbytes.packed, comfy_quant.packed)
+_FORMATS: Final = (by_bitsandbytes, by_comfyui)
 
 
 def unpacked(weights: Weights) -> Weights:

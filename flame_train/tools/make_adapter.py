@@ -37,7 +37,7 @@ from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.networks.vae.autoencoder import LoadedVae
 from flame_train.networks.vae.vae import unscaled_latents
 from flame_train.progress import progress
-from flame_train.run.check.check import Checked, check, storage_of
+from flame_train.run.check.check_run import Checked, check, storage_of
 from flame_train.run.commands.stages import train
 from flame_train.run.encode.encode import encode
 from flame_train.run.memory.prediction import predicted_memory, seconds_of_a_grid

@@ -48,7 +48,7 @@ def test_checkpointing_changes_no_bit(unet, predict, checkpointing):
 
 def make_again(monkeypatch, how):
     transformer = "models.sdxl.transformer"
-    for place in ("networks.attention.remade", f"{transformer}.remade", f"{transformer}.remultiplied"):
+    for place in ("networks.attention_mlp.remade", f"{transformer}.remade", f"{transformer}.remultiplied"):
         monkeypatch.setattr(f"flame_train.{place}", how)
 
 

@@ -18,7 +18,7 @@ import pytest
 from flame_train.adapters.formats import from_file
 from flame_train.config.schema import Config, DataSection, ModelSection, SampleSection, TextEncodersSection
 from flame_train.config.training_sections import OutputSection, TrainSection
-from flame_train.data.choices import Choice
+from flame_train.data.order import Choice
 from flame_train.data.samples import EncoderInput
 from flame_train.engine import functional as F
 from flame_train.engine import nn, tensor

@@ -11,7 +11,7 @@ import pytest
 
 from flame_train import cli
 from flame_train.config.load import load_located
-from flame_train.data.choices import FIRST
+from flame_train.data.order import FIRST
 from flame_train.data.samples import EncoderInput
 from flame_train.engine.shape_run import H100
 from flame_train.run.check.check_run import check

@@ -11,7 +11,7 @@ import pytest
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.load import load_located
-from flame_train.data.choices import Choice
+from flame_train.data.order import Choice
 from flame_train.engine.shape_run import H100
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.check.check_run import check

@@ -13,7 +13,7 @@ from PIL import Image
 from flame_train.config.keys import keys
 from flame_train.config.load import load_located
 from flame_train.data import images
-from flame_train.data.choices import Choice
+from flame_train.data.order import Choice
 from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.errors import ConfigError, DataError
 from flame_train.io import digests

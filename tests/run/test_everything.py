@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from flame_train.config.load import load
-from flame_train.data.choices import Choice
+from flame_train.data.order import Choice
 from flame_train.errors import DataError
 from flame_train.models.registry import FAMILIES
 from flame_train.run.check.check_run import check

@@ -7,8 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from flame_train.data.choices import Choices
-from flame_train.data.order import BatchSchedule, caption_dropped
+from flame_train.data.order import BatchSchedule, Choices, caption_dropped
 from flame_train.errors import DataError
 from flame_train.training.batch import Loader
 

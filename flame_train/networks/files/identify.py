@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from typing import Final
 
 from flame_train.families import FAMILY_TITLES
-from flame_train.io.adapter_kinds import other_kind, read_kind, remedy, without_place
+from flame_train.io.lora_names import other_kind, read_kind, remedy, without_place
 from flame_train.networks.files.marks import JOINT, Mark, Marks, Shape, Shapes
 
 _LORA_ENDS: Final = re.compile(

@@ -12,9 +12,9 @@ import numpy as np
 
 from flame_train.data.buckets import Size
 from flame_train.data.cache import DiskCache, Shapes
-from flame_train.data.choices import FIRST, Choice
 from flame_train.data.companion_files import latent_mask, loss_weights, refuse_black
 from flame_train.data.images import remember
+from flame_train.data.order import FIRST, Choice
 from flame_train.data.samples import EncoderInput, Sample
 from flame_train.data.views import ViewedImage
 from flame_train.disk.failpoint import fail_point

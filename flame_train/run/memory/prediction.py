@@ -17,7 +17,7 @@ import numpy as np
 
 from flame_train.adapters.attach import Attached
 from flame_train.data.buckets import Size
-from flame_train.data.choices import FIRST
+from flame_train.data.order import FIRST
 from flame_train.data.padding import collate
 from flame_train.data.samples import EncoderInput, Sample, Samples
 from flame_train.data.views import ViewedImage

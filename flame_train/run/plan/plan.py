@@ -213,7 +213,7 @@ def _with_steps(checked: Checked, batches_per_epoch: int, processes: int) -> Che
 
 
 if TYPE_CHECKING:
-    from flame_train.data.choices import Choice
+    from flame_train.data.order import Choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from flame_train.config.training_sections import LogSection
-from flame_train.data.choices import Choices
+from flame_train.data.order import Choices
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.disk.preflight import reading
 from flame_train.distributed.group import ProcessGroup
