@@ -101,7 +101,7 @@ def _(
     arrays += [k.contiguous(a) for a in (crossed, own, squared)]
     numbers = (*map(np.int32, (n, rank, taps)), *map(np.int64, strides), np.float32(scale))
     args = (*arrays, gain, norm, *numbers)
-    k.launch_header("ops/linear/dora.cuh", "dora_gain", {"T": crossed.dtype}, (-(-n // _THREADS),), _THREADS, args)
+    k.launch_header("ops/linear/dora_gain.cuh", "dora_gain", {"T": crossed.dtype}, (-(-n // _THREADS),), _THREADS, args)
     return k.cast(gain, promote_floats([a.dtype for a in (magnitude, squares, crossed, own, squared)])), norm
 
 
