@@ -59,7 +59,12 @@ def validation_of(run: Path) -> float:
 
 
 @pytest.mark.parametrize(
-    "stored", [(), pytest.param(("model.quantize=fp8",), id="fp8"), pytest.param(("model.quantize=nf4",), id="nf4")]
+    "stored",
+    [
+        (),
+        pytest.param(("model.quantize=fp8",), id="fp8"),
+        pytest.param(("model.quantize=nf4",), id="nf4", marks=pytest.mark.proof),
+    ],
 )
 def test_samples_are_of_the_base_without_the_training_adapter(
     train_small: Train, tmp_path: Path, stored: tuple[str, ...]
