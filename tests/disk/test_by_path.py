@@ -45,6 +45,14 @@ ALLOWED = {
     ("commands/output.py", "open"): "/dev/null",
     ("commands/output.py", "tempfile.NamedTemporaryFile"): "a report of a bug, of a name that nobody can guess",
     ("engine/backend/host_memory.py", "Path(_CLEAR).write_text"): "a file of the kernel",
+    # the user's cache folder
+    ("run/memory/kept_prediction.py", "folder.mkdir"): "the folder of predictions",
+    ("run/memory/kept_prediction.py", "os.utime"): "a prediction, whose file its checksum must fit",
+    ("run/memory/kept_prediction.py", "file.unlink"): "the prediction unused for longest",
+    # drawn for a training adapter
+    ("tools/make_adapter.py", "place.with_suffix('.txt').write_text"): "the caption beside a drawn image",
+    ("tools/make_adapter.py", "latents.unlink"): "latents that are in the cache now",
+    ("tools/make_adapter.py", "folder / f'{i}.txt'.write_text"): "in a folder of a name that nobody can guess",
     # a store's, which has no links here
     ("remote/store.py", "self._fs.open"): "a file of a store",
     ("remote/store.py", "self._fs.rmdir"): "a folder of a store",

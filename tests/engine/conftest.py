@@ -64,7 +64,7 @@ def pointers_to(args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
     """Arguments as an `entry` takes them, and what holds them: arrays by address, structs and numbers by value."""
     values = [
         a
-        if isinstance(a, np.ndarray) and a.dtype.fields
+        if isinstance(a, np.ndarray) and (a.dtype.fields or a.dtype.type is np.void)
         else np.array([a.data.ptr], np.uint64)
         if isinstance(a, np.ndarray)
         else np.array([a])
