@@ -89,7 +89,10 @@ def _shows(config: Config) -> bool:
 
 
 def _with_vision_encoders(model: Model, config: Config) -> Model:
-    """Returns the model whose text encoders read control images. Raises ConfigError in the step, ModelFileError."""
+    """Returns the model whose text encoders read control images, if they can.
+
+    Raises ConfigError where they run in each step, ModelFileError where their weights lack.
+    """
     with_images = model.with_images()
     if config.text_encoders.cache == "off" and any(encoder.takes_images for encoder in with_images.text):
         raise ConfigError(

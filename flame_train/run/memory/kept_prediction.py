@@ -1,7 +1,7 @@
 """Predictions of earlier starts: a run that is started again takes as much memory, and wants the same kernels.
 
-A prediction is kept in the user's cache folder, under a hash of all that decides it: settings, files of the networks,
-shapes of the samples, the GPU, and the code. A file that is damaged says nothing, and is written anew.
+Predictions lie in the user's cache folder. The hash that names one covers settings, files of the networks, shapes of
+the samples, the GPU, and the code. A file that is damaged says nothing, and is written anew.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _paths(part: Part) -> Iterator[Path]:
 def _shapes(samples: Samples) -> list[Any]:
     """Returns the shapes that samples come in, by batch size."""
     weights = samples.loss_weight_shape((1, 1, 1))
-    rows = _distinct([row.set.batch_size, *row.shape, len(row.texts) > 0] for row in samples.rows)
+    rows = _distinct([row.set.batch_size, *row.shape] for row in samples.rows)
     return [samples.masked, weights, rows]
 
 
