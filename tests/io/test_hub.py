@@ -458,7 +458,8 @@ def test_a_dry_run_names_everything_on_the_hub_and_fetches_no_weights(store, tmp
 
     found, expected = planned(FILES), planned(store.folder)
     assert found["checkpoint"] == f"{FILES}/base.safetensors"
-    named_or_measured = ("checkpoint", "free_host_memory_gib")
+    assert found["training_adapter"] == f"{FILES}/lora.safetensors"
+    named_or_measured = ("checkpoint", "training_adapter", "free_host_memory_gib")
     found, expected = ({k: v for k, v in plan.items() if k not in named_or_measured} for plan in (found, expected))
     assert found == expected
     assert (found["masks"], found["images_without_a_mask"]) == (1, 1)
