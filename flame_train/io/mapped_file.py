@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import weakref
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +25,7 @@ class MappedFile(mmap.mmap):
         weakref.finalize(mapped, os.close, mapped._descriptor)
         return mapped
 
-    if hasattr(os, "preadv"):
+    if sys.platform != "win32":
 
         def read_into(self, target: Any, begin: int) -> None:
             """Fills a writable buffer with the file's bytes from `begin` on.
