@@ -10,7 +10,7 @@ import errno
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 
 def kind_of(value: object) -> str:
@@ -114,6 +114,25 @@ class Interrupted(FlameError):
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
         self.signal_number = signal_number
+
+
+class _Stop:
+    """Is the class of `STOP` alone."""
+
+    def __repr__(self) -> str:
+        return "flame_train.STOP"
+
+
+STOP: Final = _Stop()
+"""What a callback returns to end a run after the present step, saved."""
+
+
+class Stopped(Interrupted):
+    """A callback asked the run to stop. `result` is the report of the run as far as it came."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(signal.SIGINT, message)
+        self.result: dict[str, Any] = {}
 
 
 class OtherRankFailed(FlameError):

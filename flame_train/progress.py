@@ -221,6 +221,18 @@ def progress(
         work.end()
 
 
+@contextlib.contextmanager
+def quiet(on: bool = True) -> Iterator[None]:
+    """Shows no progress within, if `on`."""
+    level = _LOG.level
+    if on:
+        _LOG.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        _LOG.setLevel(level)
+
+
 def clock(seconds: float) -> str:
     """Returns hours, minutes and seconds, as 1:02:03."""
     minutes, s = divmod(int(seconds), 60)

@@ -2,7 +2,8 @@
 
 A `Table` lists the things of one kind that a config chooses among by name: optimizers, loss weightings, adapter kinds.
 Each entry is one class in one file: its fields are its keys, its methods do the work. The schema, the loader,
-`init` and the messages read the table, so a new entry needs no other file.
+`init` and the messages read the table, so a new entry needs no other file. A user's script adds entries by
+`flame_train.register`; the sections that have the table then get their keys.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -67,10 +69,22 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The script that registered an entry: its name, and the file with the entry's class: name and SHA-256."""
+
+    name: str
+    file: str
+    sha256: str
+
+
 class Entry(Section):
     """A thing that a config chooses by its `name`; the fields are the keys that it adds to the config's section."""
 
     name: ClassVar[str]
+
+    script: ClassVar[Script | None] = None
+    """The script of a user that registered it; None: it came with the package."""
 
     aka: ClassVar[tuple[str, ...]] = ()
     """Names of it, or of its relatives that are not here, in other trainers; in lower case."""
@@ -109,6 +123,8 @@ class Table(Mapping[str, type[E]], Generic[E]):
     ) -> None:
         self.key, self.doc, self.default, self.aka, self.free = key, doc, default, aka, free
         self._entries = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name != default)}
+        self.sections: list[type[Section]] = []
+        """The sections of a config that have this table's keys."""
 
     def __getitem__(self, name: str) -> type[E]:
         return self._entries[name]
@@ -118,6 +134,16 @@ class Table(Mapping[str, type[E]], Generic[E]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def add(self, entry: type[E]) -> None:
+        """Adds an entry, or takes it in the place of the one of that name. Sections get its keys."""
+        self._entries[entry.name] = entry
+        for section in self.sections:
+            _take_keys(section)
+
+    def of(self, section: Section) -> list[E]:
+        """Returns the entries that `section` has: the chosen one, or of a table without a choice all."""
+        return [self.chosen(section)]
 
     def chosen(self, section: Section) -> E:
         """Returns the entry that `section` chooses, with the values of its keys there."""
@@ -152,6 +178,19 @@ class Table(Mapping[str, type[E]], Generic[E]):
         return Annotated[first.annotation, "shared", *first.metadata], info
 
 
+class AllOf(Table[E]):
+    """The things of one kind that a config always has, each with its keys: none is chosen."""
+
+    def __init__(self, entries: Iterable[type[E]]) -> None:
+        super().__init__("", "", entries, "")
+
+    def of(self, section: Section) -> list[E]:
+        return [entry.of(section) for entry in self.values()]
+
+    def fields(self) -> dict[str, Any]:
+        return {name: (info.annotation, info) for entry in self.values() for name, info in entry.model_fields.items()}
+
+
 def entries_in(package: str, kind: type[E]) -> list[type[E]]:
     """Returns every subclass of `kind` with a `name` below `package`, so that an entry needs its file only."""
     prefix = f"{package}."
@@ -175,13 +214,32 @@ def choices(*tables: Table[Any]) -> Callable[[type[S]], type[S]]:
     """Returns a class decorator: the section gets the key of each table, and the keys of all its entries."""
 
     def add(section: type[S]) -> type[S]:
-        fields = {name: declared for table in tables for name, declared in table.fields().items()}
-        whole: type[S] = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
-        whole.__doc__ = section.__doc__
+        whole = _with_keys(section, section, tables)
         whole.tables = tables  # type: ignore[attr-defined]
+        for table in tables:
+            table.sections.append(whole)
         return whole
 
     return add
+
+
+def _with_keys(section: type[S], like: type[Section], tables: Iterable[Table[Any]]) -> type[S]:
+    """Returns a subclass of a section that has the keys of tables too; its name and words are those of `like`."""
+    fields = {name: declared for table in tables for name, declared in table.fields().items()}
+    whole: type[S] = create_model(like.__name__, __base__=section, __module__=like.__module__, **fields)
+    whole.__doc__ = like.__doc__
+    return whole
+
+
+def _take_keys(section: type[Section]) -> None:
+    """Gives a section that `choices` made the keys that its tables have now."""
+    base = section.__base__
+    assert base is not None
+    tables: tuple[Table[Any], ...] = section.tables  # type: ignore[attr-defined]
+    fresh: type[BaseModel] = _with_keys(base, section, tables)
+    section.model_fields.clear()
+    section.model_fields.update(fresh.model_fields)
+    section.model_rebuild(force=True)
 
 
 def reserved_key(name: str, kind: type, info: Any) -> Callable[[type[S]], type[S]]:
@@ -199,20 +257,4 @@ def reserved_key(name: str, kind: type, info: Any) -> Callable[[type[S]], type[S
 def entries_of(section: Section) -> list[Entry]:
     """Returns the entries that a section chooses or always has, each with the values of its keys."""
     tables: tuple[Table[Any], ...] = getattr(section, "tables", ())
-    always: tuple[type[Entry], ...] = getattr(section, "entries", ())
-    return [*(table.chosen(section) for table in tables), *(entry.of(section) for entry in always)]
-
-
-def keys_of(entries: Sequence[type[Entry]]) -> Callable[[type[S]], type[S]]:
-    """Returns a class decorator: the section gets the keys of all `entries`, none of which is chosen: all are there."""
-
-    def add(section: type[S]) -> type[S]:
-        fields: dict[str, Any] = {
-            name: (info.annotation, info) for entry in entries for name, info in entry.model_fields.items()
-        }
-        whole: type[S] = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
-        whole.__doc__ = section.__doc__
-        whole.entries = tuple(entries)  # type: ignore[attr-defined]
-        return whole
-
-    return add
+    return [entry for table in tables for entry in table.of(section)]

@@ -59,7 +59,6 @@ def _number(text: str) -> float:
         return math.nan
 
 
-_SUFFIXES: Final = tuple(item for kind in ADAPTERS.values() for item in kind.files.suffixes.items())
 NATIVE: Final = "native"
 _DENOISERS: Final = ("unet", "transformer")
 _OLD_TEXT_PARTS: Final = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
@@ -80,7 +79,7 @@ class MatchedKey:
 
 def split_key(key: str) -> tuple[str, str] | None:
     """(the module as spelled, the array's name in its kind's file form), or None for a key of no LoRA."""
-    for suffix, array in _SUFFIXES:
+    for suffix, array in (item for kind in ADAPTERS.values() for item in kind.files.suffixes.items()):
         if key.endswith(suffix):
             return _modern(key.removesuffix(suffix)), array
     return None

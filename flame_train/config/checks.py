@@ -251,7 +251,7 @@ def _targets(config: Config) -> str | None:
 
 
 def _trained_text(config: Config) -> str | None:
-    text, known = config.text_encoders, [entry.name for entry in ENCODER_KEYS]
+    text, known = config.text_encoders, list(ENCODER_KEYS)
     if wrong := [name for name in text.train if name not in known]:
         return f'expected names among {", ".join(sorted(known))}, got "{wrong[0]}"'
     if len(set(text.train)) < len(text.train):

@@ -123,7 +123,7 @@ def keys() -> types.MappingProxyType[str, Key]:
     for section, section_doc in sections().items():
         fields = section_doc.model_fields.items()
         for name, info in sorted(fields, key=lambda item: not _facts(item[1])["leads"]):
-            key = _key(section, name, info)
+            key = key_of(section, name, info)
             table[key.path] = key
     return types.MappingProxyType(table)
 
@@ -149,7 +149,8 @@ def applies(key: Key, section: BaseModel) -> bool:
     return all(getattr(section, path.split(".")[1]) in names for path, names in key.only.items())
 
 
-def _key(section: str, name: str, info: FieldInfo) -> Key:
+def key_of(section: str, name: str, info: FieldInfo) -> Key:
+    """Returns the key that a field of a section declares."""
     facts = _facts(info)
     return Key(
         section=section,

@@ -7,7 +7,8 @@ import difflib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from flame_train.config.checks import checks
 from flame_train.config.keys import Key, each_place, keys, sections
 from flame_train.config.located import ConfigWithSource, place_of
+from flame_train.config.own_code import unregistered
 from flame_train.config.read import Layered, given_layer, read_layers
 from flame_train.config.schema import REPEATED, Config
 from flame_train.config.suggest import answer, did_you_mean, nearest_section
@@ -76,7 +78,15 @@ def _checked(layered: Layered, overrides: Sequence[str], lacking: Collection[str
     problems += wrong
     bad = {problem.key for problem in problems}
     problems += _cross_checks(config, layered, bad)
-    return config, problems
+    return config, _naming_scripts(config, problems) if problems else []
+
+
+def _naming_scripts(config: Config, problems: Iterable[Problem]) -> list[Problem]:
+    """Answers problems with keys that the run of the run folder had from a script: which script that is."""
+    said = unregistered(Path(config.output.dir)) if config.output.dir else {}
+    return [
+        replace(p, message=f"{p.message.partition('; ')[0]}; {said[p.key]}") if p.key in said else p for p in problems
+    ]
 
 
 def _by_epochs(config: Config) -> Config:

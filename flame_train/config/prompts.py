@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pydantic import ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from flame_train.config.parse import KeyPath, parse
 from flame_train.data.caption_formats import hidden
@@ -224,9 +225,6 @@ def unread(prompts: Iterable[str]) -> str:
     return f"prompts hold what other programs read and this one draws as text: {listed}" if listed else ""
 
 
-_SAMPLERS = {other: name for name, kind in SAMPLERS.items() for other in kind.aka}
-
-
 class Prompt(Section):
     """One `[[sample.prompts]]`: a text, and what its image has in place of the keys of `[sample]`."""
 
@@ -237,7 +235,7 @@ class Prompt(Section):
     height: int | None = field(None, "image height", ge=8, le=8192, multiple_of=8)
     steps: int | None = field(None, "sampler steps", ge=1, le=1000)
     guidance_scale: float | None = field(None, "guidance scale", ge=1, le=1000)
-    sampler: Literal[tuple(SAMPLERS)] | None = field(None, "sampler")  # type: ignore[valid-type]
+    sampler: str | None = field(None, "sampler")
     control: tuple[str, ...] | None = field(None, "control images", place=True)
     strength: float | None = field(None, "factor of the LoRA's update; 0: the base model", ge=-100, le=100)
 
@@ -248,8 +246,17 @@ class Prompt(Section):
         keys = read_flags(value) if isinstance(value, str) else value
         if isinstance(keys, dict) and isinstance(keys.get("sampler"), str):
             name = keys["sampler"].lower()
-            keys = keys | {"sampler": _SAMPLERS.get(name, name)}
+            known = {other: own for own, kind in SAMPLERS.items() for other in kind.aka}
+            keys = keys | {"sampler": known.get(name, name)}
         return keys
+
+    @field_validator("sampler")
+    @classmethod
+    def _known_sampler(cls, value: str | None) -> str | None:
+        if value is None or value in SAMPLERS:
+            return value
+        *first, last = (f"'{name}'" for name in SAMPLERS)
+        raise PydanticCustomError("literal_error", f"Input should be {', '.join(first)} or {last}")
 
     @field_validator("control", mode="before")
     @classmethod

@@ -30,7 +30,7 @@ from flame_train.diffusion.noise import NOISE_KINDS
 from flame_train.diffusion.preservation import PRESERVATIONS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
-from flame_train.settings import Section, choices, field, keys_of, reserved_key
+from flame_train.settings import Section, choices, field, reserved_key
 from flame_train.text_encoders.encoder_keys import ENCODER_KEYS
 
 Scale = Annotated[float, Field(gt=1, le=100)]
@@ -119,7 +119,7 @@ class ModelSection(Section):
     )
 
 
-@keys_of(ENCODER_KEYS)
+@choices(ENCODER_KEYS)
 class TextEncodersSection(Section):
     """The text encoders, where the checkpoint holds none, and how they are used."""
 
@@ -287,8 +287,7 @@ class LoraSection(Section):
     )
 
 
-@choices(LOSSES, WEIGHTINGS, TIMESTEP_SAMPLINGS)
-@keys_of(NOISE_KINDS)
+@choices(NOISE_KINDS, LOSSES, WEIGHTINGS, TIMESTEP_SAMPLINGS)
 class LossSection(Section):
     """The loss, the noise levels and the noise."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flame_train.settings import entries_in
+from flame_train.settings import AllOf, entries_in
 
 from .encoder import EncoderKeys
 
-ENCODER_KEYS: tuple[type[EncoderKeys], ...] = tuple(entries_in("flame_train.text_encoders", EncoderKeys))
+ENCODER_KEYS: AllOf[EncoderKeys] = AllOf(entries_in("flame_train.text_encoders", EncoderKeys))

@@ -17,7 +17,7 @@ from flame_train.disk.failpoint import fail_point, inject_nan
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import METRICS
-from flame_train.errors import NonFiniteError, counted
+from flame_train.errors import NonFiniteError, Stopped, counted
 
 from .batch import Batch, HostBatch, Signature
 from .gradient_norms import GradientNorms, block_names
@@ -49,14 +49,32 @@ def train(run: Run) -> dict[str, Any]:
     """Runs the steps that are left, saves, and returns the last step's figures; none if no step was left.
 
     Raises `NonFiniteError` before a non-finite number reaches the weights. Raises `Interrupted` after a signal, with
-    a checkpoint saved, unless the run is done.
+    a checkpoint saved, unless the run is done; and what a callback raised, saved likewise.
     """
+    stop = run.session.stop
+    try:
+        figures = _train(run)
+    except Stopped:
+        if stop.error is None:
+            raise
+    if stop.error is not None:
+        raise stop.error
+    return figures
+
+
+def _train(run: Run) -> dict[str, Any]:
     steps = run.train.steps
     step_once = _Stepper(run)
     with (
         Trackers(_trackers(run) if run.leads else {}) as trackers,
         Console(
-            steps, run.first, run.epoch(steps), not run.leads, _meter(run), run.slow_steps, run.weighted
+            steps,
+            run.first,
+            run.epoch(steps),
+            run.session.quiet or not run.leads,
+            _meter(run),
+            run.slow_steps,
+            run.weighted,
         ) as console,
     ):
         figures = _Figures(run, console, trackers)

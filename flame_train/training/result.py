@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.networks.files.identify import STATE_PREFIXES
 from flame_train.version import __version__
 
+_LOG = logging.getLogger(__name__)
 _VALUES, _OPTIMIZER = STATE_PREFIXES
 STATE_FORMAT = 1
 _EARLIER = "earlier_updates"  # left out where there were none
@@ -108,13 +110,15 @@ def _finite(name: str, factors: Factors) -> Factors:
 class Sources:
     """Hashes of the inputs of a run's weights, settings excepted.
 
-    `image` and `caption` are the networks that encode those, `base` is the base model, `dataset` the dataset.
+    `image` and `caption` are the networks that encode those, `base` is the base model, `dataset` the dataset. `code`
+    has a record of each entry that a script registered; see `config.own_code`.
     """
 
     image: str
     caption: str
     base: str
     dataset: str
+    code: tuple[Mapping[str, Any], ...] = ()
 
 
 _SAID = {
@@ -145,7 +149,7 @@ def checkpoint_files(
     """
     entries = {f"{_VALUES}{n}": a for n, a in optimizer.arena.state().items()}
     entries |= {f"{_OPTIMIZER}{n}": a for n, a in optimizer.state_dict().items()}
-    place = {"format": STATE_FORMAT, "step": step, "version": __version__, **asdict(sources)}
+    place = {"format": STATE_FORMAT, "step": step, "version": __version__, **_recorded(sources)}
     place |= {"micro_batches": micro_batches} | ({"validation": dict(standing)} if standing else {})
     place |= {_EARLIER: optimizer.schedule.begins} if optimizer.schedule.begins else {}
     values = sum(a.nbytes for n, a in entries.items() if n.startswith(_VALUES))  # once more as the LoRA
@@ -164,13 +168,34 @@ def check_sources(checkpoint: Checkpoint, sources: Sources, changed: Callable[[]
     Hashes that an older version did not record are not compared. `changed` names the images that are others.
     """
     place = _place(checkpoint)
-    for name, now in asdict(sources).items():
+    for name in _SAID:
+        now = getattr(sources, name)
         if place.get(name, now) != now:
             which = f" ({images})" if name == "dataset" and (images := changed()) else ""
             raise OutputError(
                 f"{checkpoint.path}: was trained {_SAID[name]}{which} to continue that run, or set output.dir to "
                 "another folder for a new one"
             )
+
+
+def check_code(checkpoint: Checkpoint, sources: Sources, accept: bool) -> None:
+    """Raises `OutputError` if a checkpoint was made with other code of a script: what follows would not continue it.
+
+    With `accept` it warns instead. Samplers draw images alone, so they may differ.
+    """
+    before = {(one["kind"], one["name"]): one for one in _place(checkpoint).get("code", ())}
+    for one in sources.code:
+        was = before.get((one["kind"], one["name"]))
+        if one["kind"] == "sampler" or was is None or was["sha256"] == one["sha256"]:
+            continue
+        changed = f'{checkpoint.path}: {one["file"]}, which has the {one["kind"]} "{one["name"]}", was another then'
+        if accept:
+            _LOG.warning("%s; the run goes on with it as it is now", changed)
+            continue
+        raise OutputError(
+            f"{changed}; put it back, set output.dir to another folder for a new run, or go on with it as it is now by "
+            "train(..., accept_changed_code=True)"
+        )
 
 
 def knows_sources(checkpoint: Checkpoint) -> bool:
@@ -261,6 +286,12 @@ def _place(checkpoint: Checkpoint) -> Mapping[str, Any]:
     if step != checkpoint.step:
         raise _foreign(checkpoint)
     return place
+
+
+def _recorded(sources: Sources) -> dict[str, Any]:
+    """Returns the sources as state.json has them; a run without code of a script says nothing of it."""
+    record = asdict(sources)
+    return record if sources.code else {name: value for name, value in record.items() if name != "code"}
 
 
 def _foreign(checkpoint: Checkpoint) -> OutputError:

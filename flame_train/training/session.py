@@ -17,7 +17,10 @@ from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 from flame_train.distributed.group import ALONE, ProcessGroup
-from flame_train.errors import STOPPING, Interrupted, kind_of
+from flame_train.errors import STOP, STOPPING, Interrupted, Stopped, kind_of
+
+_BY_CALLBACK: Final = 1000
+"""Stands in the place of a signal's number where a callback stops a run: above that of any signal."""
 
 
 class StopRequest:
@@ -30,15 +33,24 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal_number = 0
+        self.error: BaseException | None = None
+        """What a callback raised: the run saves, and raises it again."""
         self._previous: dict[int, Any] = {}
 
     @property
     def requested(self) -> bool:
-        """True once a signal came."""
+        """True once a signal came, or a callback asked for the end."""
         return self.signal_number != 0
 
+    def ask(self, error: BaseException | None = None) -> None:
+        """Stops the run as a signal does, for a callback that returned `STOP` or raised an error."""
+        self.error = self.error or error
+        self.signal_number = self.signal_number or _BY_CALLBACK
+
     def check(self, where: str) -> None:
-        """Raises `Interrupted` if a signal came. `where` ends the sentence "stopped ..."."""
+        """Raises `Interrupted` if a signal came, `Stopped` for a callback. `where` ends the sentence "stopped ..."."""
+        if self.signal_number == _BY_CALLBACK:
+            raise Stopped(f"stopped {where}")
         if self.requested:
             raise Interrupted(self.signal_number, f"stopped {where}")
 
@@ -79,8 +91,8 @@ class Callbacks:
         on_checkpoint: gets the step and the folder of a checkpoint that is on the disk.
         on_sample: gets the step and the file of a sample grid that is on the disk.
 
-    Raises TypeError for what cannot be called with these arguments. An exception of a function ends the run as any
-    error does: the checkpoints stay, and the same call continues it.
+    A function that returns `STOP` ends the run after the present step, saved. So does one that raises an exception,
+    which the run then raises again. Raises TypeError for what cannot be called with these arguments.
     """
 
     on_step: Callable[[Mapping[str, Any]], object] | None = None
@@ -91,6 +103,10 @@ class Callbacks:
         _check_takes(self.on_step, "on_step", "the step's record, a mapping")
         _check_takes(self.on_checkpoint, "on_checkpoint", "the step", "the checkpoint's folder")
         _check_takes(self.on_sample, "on_sample", "the step", "the sample grid's file")
+
+    def heeded(self, stop: StopRequest) -> Callbacks:
+        """Returns the same functions, where one that returns `STOP` or raises an exception asks `stop`."""
+        return Callbacks(*(_heeded(fn, stop) for fn in (self.on_step, self.on_checkpoint, self.on_sample)))
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Tells of a step's figures."""
@@ -106,6 +122,22 @@ class Callbacks:
         """Tells of a sample grid, if it was written."""
         if self.on_sample is not None and file.exists():
             self.on_sample(step, file)
+
+
+def _heeded(fn: Callable[..., object] | None, stop: StopRequest) -> Callable[..., object] | None:
+    if fn is None:
+        return None
+
+    def call(*arguments: object) -> None:
+        if stop.error is not None:
+            return
+        try:
+            if fn(*arguments) is STOP:
+                stop.ask()
+        except BaseException as error:
+            stop.ask(error)
+
+    return call
 
 
 def _check_takes(fn: object, name: str, *arguments: str) -> None:
@@ -136,9 +168,13 @@ class Session:
         group: the processes that train together.
         stop: raises Interrupted after a signal.
         callbacks: hears of steps, checkpoints and samples.
+        accept_changed_code: whether a run goes on although a script's code for it has changed.
+        quiet: whether nothing shows how far it is.
     """
 
     device: str
     group: ProcessGroup = ALONE
     stop: StopRequest = field(default_factory=StopRequest)
     callbacks: Callbacks = SILENT
+    accept_changed_code: bool = False
+    quiet: bool = False

@@ -104,3 +104,43 @@ def test_what_is_no_config_is_refused(config):
 def test_what_is_no_callback_is_refused():
     with pytest.raises(TypeError, match="on_step: expected a function of 1"):
         flame_train.train("not_there.toml", on_step=lambda: None)
+
+
+def status(folder):
+    return json.loads((folder / "status.json").read_text())
+
+
+def test_a_callback_stops_a_run_saved_and_the_same_call_goes_on(small_config, tmp_path, capfd):
+    config = small_config(train={"precision": "fp32", "steps": 4}, sample={"every": 0})
+    cut = sections(config, tmp_path / "cut")
+    stopped = flame_train.train(
+        cut, device="cpu", quiet=True, on_step=lambda record: flame_train.STOP if record["step"] == 1 else None
+    )
+    assert capfd.readouterr().err == ""
+    assert (stopped["stopped"], stopped["steps"]) == (True, 2), "a step is heard of while the next one runs"
+    assert Path(stopped["lora"]).exists()
+    assert (status(tmp_path / "cut")["state"], status(tmp_path / "cut")["saved"]) == ("interrupted", 2)
+    with pytest.raises(ZeroDivisionError):
+        flame_train.train(cut, device="cpu", on_step=lambda record: 1 // (3 - record["step"]))
+    assert status(tmp_path / "cut")["saved"] == 4
+    assert "stopped" not in flame_train.train(cut, device="cpu", on_checkpoint=lambda *_: flame_train.STOP)
+    flame_train.train(sections(config, tmp_path / "whole"), device="cpu")
+    assert tensors(tmp_path / "cut") == tensors(tmp_path / "whole")
+
+
+def test_what_a_callback_raises_at_the_last_step_is_raised_too(small_config, tmp_path):
+    def leave(*_):
+        raise KeyboardInterrupt
+
+    given = sections(small_config(train={"precision": "fp32", "steps": 1}), tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        flame_train.train(given, device="cpu", on_checkpoint=leave)
+    assert (tmp_path / "run" / "lora.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"), [({"quiet": 1}, "quiet: expected True or False, got int"), ({"device": "gpu"}, "'cuda:1', got")]
+)
+def test_wrong_arguments_are_refused_before_anything_is_read(wrong, words):
+    with pytest.raises((TypeError, ConfigError), match=words):
+        flame_train.train("not_there.toml", **wrong)

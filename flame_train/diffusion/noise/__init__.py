@@ -9,7 +9,7 @@ from typing import ClassVar
 from flame_train.diffusion.random_streams import Stream
 from flame_train.engine import Tensor
 from flame_train.engine.random import Rng
-from flame_train.settings import Entry, Section, entries_in
+from flame_train.settings import AllOf, Entry, Section, entries_in
 
 
 class NoiseKind(Entry):
@@ -35,7 +35,7 @@ class NoiseKind(Entry):
         return noise
 
 
-NOISE_KINDS: tuple[type[NoiseKind], ...] = tuple(sorted(entries_in(__name__, NoiseKind), key=lambda kind: kind.order))
+NOISE_KINDS: AllOf[NoiseKind] = AllOf(sorted(entries_in(__name__, NoiseKind), key=lambda kind: kind.order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Noise:
     @classmethod
     def of(cls, section: Section) -> Noise:
         """Returns the noise that `[loss]` asks for."""
-        kinds = (kind.of(section) for kind in NOISE_KINDS)
+        kinds = sorted(NOISE_KINDS.of(section), key=lambda kind: kind.order)
         return cls(tuple(kind for kind in kinds if kind.on))
 
     def drawn(self, rng: Rng, latents: Tensor) -> Tensor:

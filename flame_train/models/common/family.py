@@ -106,7 +106,7 @@ class Family(ABC):
 
     def unsupported_keys(self) -> tuple[str, ...]:
         """Returns all config keys that have no effect on it."""
-        others = [entry for entry in ENCODER_KEYS if entry.name not in self.encoders]
+        others = [entry for entry in ENCODER_KEYS.values() if entry.name not in self.encoders]
         foreign = (key for key in OF_SOME if key not in self.own_keys)
         return (
             *self.unsupported,
@@ -175,7 +175,7 @@ class Family(ABC):
 
     def _alone(self, path: Path, component: str) -> Part:
         key = {c: key for key, c in self.encoders.items()}.get(component)
-        for entry in ENCODER_KEYS:
+        for entry in ENCODER_KEYS.values():
             if entry.name == key:
                 return entry.part(path, component, self.files)
         return self.files.parts(path, [component])[component]

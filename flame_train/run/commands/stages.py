@@ -14,6 +14,7 @@ from typing import Any
 from flame_train.config.keys import keys
 from flame_train.config.load import load_located
 from flame_train.config.located import ConfigWithSource, with_key_names
+from flame_train.config.own_code import unregistered
 from flame_train.config.schema import Config
 from flame_train.disk.preflight import user_cache
 from flame_train.distributed.group import ProcessGroup
@@ -22,13 +23,14 @@ from flame_train.distributed.watch import Watch, ending_together
 from flame_train.engine.backend import check_formats, get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import gpu_of
-from flame_train.errors import ConfigError
+from flame_train.errors import ConfigError, Stopped
 from flame_train.io.addresses import is_address
 from flame_train.io.digests import Digests
 from flame_train.io.hub import fetching
 from flame_train.io.run_files import OtherSettings
 from flame_train.io.runlog import mend_status
 from flame_train.models.registry import FAMILIES, Family
+from flame_train.progress import quiet as showing_nothing
 from flame_train.run.check.check_run import encoding_formats, storage_of
 from flame_train.run.encode.encode import encode
 from flame_train.run.finish.finish import report
@@ -55,7 +57,7 @@ from flame_train.run.plan.start import (
 )
 from flame_train.run.train.remote_copy import with_remote_copy
 from flame_train.run.train.train_run import train_run
-from flame_train.training.result import check_sources
+from flame_train.training.result import check_code, check_sources
 from flame_train.training.session import SILENT, Callbacks, Session, StopRequest
 
 from ..memory.card import limit_pools, log_budget, refuse_small_host, resolve_offload, within_budget
@@ -76,6 +78,8 @@ def train(
     transport: str = "auto",
     processes: int = 1,
     remote_wait: float | None = None,
+    accept_changed_code: bool = False,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Trains as a config says, or continues a run; with `dry_run` it only checks and plans.
 
@@ -91,6 +95,8 @@ def train(
         transport: by which several processes add up gradients: "nccl", "mpi" or "auto".
         processes: how many a dry run plans for; a launcher says how many there are.
         remote_wait: seconds to wait at the end until `output.remote` has everything; None: as usual.
+        accept_changed_code: whether a run goes on although a script's code for it has changed.
+        quiet: whether nothing shows how far it is.
 
     Returns:
         The result, or the plan of a dry run, for the report; empty in a process that does not lead the others.
@@ -106,20 +112,28 @@ def train(
         with with_key_names(config_source), _naming_the_way(file, overrides, device, config_source.config):
             return _dry_run(config_source, asked_family, Session(device, ProcessGroup(0, processes)))
     group, device = join(device, transport)
-    with ending_together(group):
+    with ending_together(group), showing_nothing(quiet):
         with group.barrier():
             config_source = load_located(source, overrides, lacking)
         refuse_other_settings(group, config_source.config)
         with with_key_names(config_source), _naming_the_way(file, overrides, device, config_source.config):
-            return _train(config_source, asked_family, Session(device, group, callbacks=callbacks), remote_wait)
+            stop = StopRequest()
+            session = Session(device, group, stop, callbacks.heeded(stop), accept_changed_code, quiet)
+            try:
+                return _train(config_source, asked_family, session, remote_wait)
+            except Stopped as stopped:
+                return stopped.result
 
 
 @contextmanager
 def _naming_the_way(file: str | None, overrides: Sequence[str], device: str, config: Config) -> Iterator[None]:
-    """Adds the command that goes on with other settings to the refusal of a run."""
+    """Adds the script that a refused run wants, or the command that goes on with other settings."""
     try:
         yield
     except OtherSettings as refused:
+        if scripts := dict.fromkeys(unregistered(Path(config.output.dir)).values()):
+            refused.args = ("\n".join((str(refused), *scripts)),)
+            raise
         refused.args = (f"{refused}{continue_command(file, overrides, device, config)}",)
         raise
 
@@ -243,7 +257,8 @@ def train_plan(plan: Plan, session: Session) -> dict[str, Any]:
             sources = sources_of(plan, keys)
         if checkpoint is not None:
             check_sources(checkpoint, sources, partial(changed_images, plan, keys, folder))
-    refuse_other_files(group, asdict(sources))
+            check_code(checkpoint, sources, session.accept_changed_code)
+    refuse_other_files(group, {name: str(value) for name, value in asdict(sources).items()})
     with ExitStack() as opened:
         with group.barrier():
             if group.leads:
@@ -264,6 +279,11 @@ def train_plan(plan: Plan, session: Session) -> dict[str, Any]:
         with watch.telling():
             encoded = encode(plan, keys, session)
         with deterministic(plan.config.train.deterministic), watch.telling():
-            last = train_run(plan, encoded, folder, Start(checkpoint, before, sources), session)
+            try:
+                last = train_run(plan, encoded, folder, Start(checkpoint, before, sources), session)
+            except Stopped as stopped:
+                if group.leads:
+                    stopped.result = report(folder, plan.config, plan.model.name, folder.last(), device, stopped=True)
+                raise
         with group.barrier():  # the others wait for the leading process, or it would miss their signs of life
             return report(folder, plan.config, plan.model.name, last or folder.last(), device) if group.leads else {}

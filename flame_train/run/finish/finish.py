@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from flame_train.adapters.attach import Attached
 from flame_train.config.keys import keys
+from flame_train.config.own_code import used_code
 from flame_train.config.prompts import Prompt
 from flame_train.config.render import decisive
 from flame_train.config.schema import Config
@@ -56,6 +57,7 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
             "flame_train_config": settings,
             "flame_train_config_hash": hashlib.sha256(settings.encode()).hexdigest(),
             "flame_train_dataset_hash": dataset_hash(samples),
+            **({"flame_train_code": json.dumps(code)} if (code := used_code(config)) else {}),
         },
         dtype=as_dtype(out.precision),
     )
@@ -79,15 +81,23 @@ def _without_places(config: Config) -> dict[str, Any]:
     }
 
 
-def report(folder: RunFolder, config: Config, family: str, last: Mapping[str, Any], device: str) -> dict[str, Any]:
+def report(
+    folder: RunFolder, config: Config, family: str, last: Mapping[str, Any], device: str, stopped: bool = False
+) -> dict[str, Any]:
     """Returns where everything is and what to do next: paths, figures and sentences.
 
     Args:
         last: the figures of the last step.
+        stopped: whether the run ended before its last step: the LoRA is that of its newest checkpoint.
     """
+    lora = folder.lora
+    if stopped:
+        lora = folder.checkpoints / f"step-{folder.step:06d}" / folder.lora_of(folder.step)
+    beside = () if stopped else formats(config.output.format)[1:]
     return {
-        "lora": str(folder.lora),
-        **{f"lora_{form}": str(folder.lora_beside(form)) for form in formats(config.output.format)[1:]},
+        "lora": str(lora),
+        **{f"lora_{form}": str(folder.lora_beside(form)) for form in beside},
+        **({"stopped": True} if stopped else {}),
         "steps": folder.step,
         "mean_loss": Meter(folder.losses(REMEMBERED)).loss,
         "last_step_loss": last.get("loss"),
@@ -96,7 +106,7 @@ def report(folder: RunFolder, config: Config, family: str, last: Mapping[str, An
         "samples": str(folder.samples) if any(folder.samples.glob("*.png")) else None,
         "checkpoints": str(folder.checkpoints),
         **_best(folder),
-        "next": _next(config, family, folder.lora, device),
+        "next": _next(config, family, lora, device),
     }
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flame_train.config.compatibility import differences, incompatible_settings
+from flame_train.config.own_code import used_code
 from flame_train.config.render import resolved
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples, encoder_inputs
@@ -192,7 +193,8 @@ def sources_of(plan: Plan, keys: Keys) -> Sources:
     """Returns digests of the files on which a plan's weights depend."""
     with Digests(user_cache("digests")) as digests:
         base = sampled_digest(plan.checked.base, digests)
-    return Sources(keys.networks["image"], keys.networks["caption"], base, dataset_digest(plan.samples, keys))
+    dataset = dataset_digest(plan.samples, keys)
+    return Sources(keys.networks["image"], keys.networks["caption"], base, dataset, used_code(plan.config))
 
 
 def dataset_digest(samples: Samples, keys: Keys) -> str:
