@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flame_train.commands.bench import bench_app
+from flame_train.commands.captions import captions_app
 from flame_train.commands.lora_tools import lora_app
 from flame_train.commands.output import Printable, could_show, open_streams, print_error, print_exception, show, tell
 from flame_train.commands.parameters import (
@@ -362,7 +363,7 @@ def show_runs(
     serve(runs, port, browser, lambda address: typer.echo(f"{address}  (Ctrl-C ends it)"), host, token)
 
 
-app.registered_commands += lora_app.registered_commands
+app.registered_commands += [*captions_app.registered_commands, *lora_app.registered_commands]
 
 
 @app.command()

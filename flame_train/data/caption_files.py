@@ -60,23 +60,29 @@ class CaptionFiles:
 
     def of(self, key: str) -> tuple[str, ...]:
         """Returns the captions of an image, at least one. Raises DataError."""
-        stem = os.path.splitext(key)[0]
-        by_ending = self._written(self._texts.get(stem, {}))
-        for source, entries in self._metadata:
-            if key in entries:
-                by_ending[source] = (entries[key].caption,)
-        if len(set(by_ending.values())) > 1:
-            raise DataError(f"{shown(key)}: {', '.join(map(shown, by_ending))} differ: keep one caption")
-        if not by_ending:
-            by_ending = self._written(self._others.get(stem, {}))
-            self._elsewhere += bool(by_ending)
-        if not by_ending:
-            return (self._fallback(key, stem),)
-        captions = next(iter(by_ending.values()))
+        by_file = self.written(key)
+        if len(set(by_file.values())) > 1:
+            raise DataError(f"{shown(key)}: {', '.join(map(shown, by_file))} differ: keep one caption")
+        if not by_file:
+            return (self._fallback(key, os.path.splitext(key)[0]),)
+        captions = next(iter(by_file.values()))
         self._empty += captions == ("",)
         if unseen := next(filter(None, map(hidden, captions)), ""):
-            self._hidden.append(f"{shown(next(iter(by_ending)))}: {unseen}")
+            self._hidden.append(f"{shown(next(iter(by_file)))}: {unseen}")
         return captions
+
+    def written(self, key: str) -> dict[str, tuple[str, ...]]:
+        """Returns the captions of an image by the file that has them; empty if none has. Raises DataError."""
+        stem = os.path.splitext(key)[0]
+        by_file = self._written(self._texts.get(stem, {}))
+        for source, entries in self._metadata:
+            if key in entries:
+                by_file[source] = (entries[key].caption,)
+        if not by_file:
+            others = self._written(self._others.get(stem, {}))
+            by_file = dict(list(others.items())[:1])
+            self._elsewhere += bool(others)
+        return by_file
 
     def _written(self, by_ending: dict[str, list[tuple[int, str]]]) -> dict[str, tuple[str, ...]]:
         """Returns the captions in text files by the file's name, or that of the first of numbered ones."""
