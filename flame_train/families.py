@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -58,3 +61,55 @@ def named_by(trainer: str) -> dict[str, str]:
         for family in FAMILY_TITLES
         for name in family_data(family).get("other_trainers", {}).get(trainer, ())
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Licence:
+    """What is known of the terms of published weights; no advice.
+
+    Attributes:
+        model: their name on the hub.
+        called: globs over the names of their files, in lower case, without the ending.
+        terms: the licence's name.
+        source: the page that says so.
+        read: when it said so.
+    """
+
+    model: str
+    called: tuple[str, ...]
+    terms: str
+    source: str
+    read: date
+
+    def is_of(self, checkpoint: str) -> bool:
+        """Tells whether a checkpoint, a file or `hf:owner/name`, is called as these weights are."""
+        place = checkpoint.lower().removeprefix("hf:").replace("\\", "/").rstrip("/")
+        repositories = place.replace("models--", "").replace("--", "/")  # as the hub's cache calls them
+        stem = place.rpartition("/")[2].removesuffix(".safetensors").removesuffix(".gguf")
+        named = f"/{self.model.lower()}/" in f"/{repositories}/"
+        return named or any(fnmatchcase(stem, pattern) for pattern in self.called)
+
+
+def licences(family: str) -> tuple[Licence, ...]:
+    """Returns what is known of the licences of a family's published weights."""
+    return tuple(Licence(**{**row, "called": tuple(row["called"])}) for row in family_data(family).get("licences", ()))
+
+
+def licence_of(family: str, checkpoint: str) -> Licence | None:
+    """Returns what is known of a checkpoint's licence, by its name; None: nothing."""
+    return next((each for each in licences(family) if each.is_of(checkpoint)), None)
+
+
+def terms_of(family: str, checkpoint: str) -> str:
+    """Says what is known of a checkpoint's terms, with the source and its date."""
+    known = licence_of(family, checkpoint)
+    if known is None:
+        return "not known of a checkpoint of this name"
+    return f"{known.terms}, of {known.model} by its name ({known.source}, read {known.read})"
+
+
+def published_terms(family: str) -> str:
+    """Says what is known of the terms of a family's published weights."""
+    rows = [f"{each.model} {each.terms}" for each in licences(family)]
+    read = max((each.read for each in licences(family)), default=None)
+    return f"published weights, as read on {read}: {'; '.join(rows)}" if rows else "not known"

@@ -43,6 +43,29 @@ def inspect_command(
     show(report.as_dict(), as_json, render(report))
 
 
+@lora_app.command(epilog="Example: flame-train publish runs/fox --to hf:owner/fox --dry-run")
+def publish(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    to: Annotated[str, typer.Option("--to", metavar="hf:OWNER/NAME", help="Repository on the Hugging Face hub.")],
+    public: Annotated[bool, typer.Option("--public", help="Let everybody see it; else it is private.")] = False,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Of the checkpoint whose LoRA it is; default: the run's LoRA.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the model card, send nothing.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Upload a run's LoRA to the Hugging Face hub, with a model card and its last samples; never images of a dataset.
+
+    After an upload that broke the same command goes on.
+    """
+    from flame_train.run.finish.publish import as_text
+    from flame_train.run.finish.publish import publish as send
+
+    result = send(run, to, public, dry_run, step)
+    show(result, as_json, as_text(result))
+
+
 @lora_app.command("verify", epilog="Example: flame-train verify lora.safetensors")
 def verify_command(
     file: LoraPath,

@@ -12,6 +12,7 @@ from flame_train.config.key_rules import (
     checkpoint_blocks_problem,
     contrastive_problem,
     contrastive_schedule_problem,
+    hub_problem,
     min_rank_problem,
     offload_problem,
     rank_exponent_problem,
@@ -381,6 +382,7 @@ def checks() -> Iterator[Check]:
     yield Check(("model.offload", "gradient.checkpointing", "memory.budget"), offload_problem)
     yield Check(("model.arithmetic", "model.quantize"), _arithmetic)
     yield Check(("memory.budget",), lambda config: budget_problem(config.memory.budget))
+    yield Check(("output.hub", "output.hub_public"), hub_problem)
     yield Check(("sample.guidance_scale",), _guidance)
     yield Check(("loss.zero_terminal_snr", "model.prediction"), _zero_terminal_snr)
     yield Check(("loss.min_timestep", "loss.max_timestep", "loss.timestep_sampling"), _timestep_span)

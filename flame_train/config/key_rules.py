@@ -5,7 +5,9 @@ from __future__ import annotations
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.schema import Config
 from flame_train.diffusion.preservation import PRESERVATIONS
+from flame_train.errors import ConfigError
 from flame_train.io.addresses import is_address, is_hub_name, problem_of
+from flame_train.io.hub_upload import hub_name
 
 _HERE = ("output.dir", "data.cache", "train.continue_from")
 """Places that a run writes to, or whose run it continues: folders of this machine."""
@@ -33,6 +35,20 @@ def address_problem(config: Config, path: str) -> str | None:
             "; output.remote takes one, to which the folder is copied" if path == "output.dir" else ""
         )
     return problem_of(value)
+
+
+def hub_problem(config: Config) -> str | None:
+    """Says what is wrong with output.hub and output.hub_public."""
+    output = config.output
+    if not output.hub:
+        return (
+            "expected a repository on the Hugging Face hub with output.hub_public, got none" * output.hub_public or None
+        )
+    try:
+        hub_name(output.hub)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def checkpoint_blocks_problem(config: Config) -> str | None:

@@ -238,3 +238,15 @@ class OutputSection(Section):
         free=True,
         aka=("wandb_project", "log_tracker_name", "tracker_project_name", "project_name"),
     )
+    hub: str = field(
+        "",
+        "the repository on the Hugging Face hub, owner/name, to which the LoRA, a model card and the last samples are "
+        "uploaded at the end; empty: none",
+        free=True,
+        aka=("hf_repo_id", "huggingface_repo_id", "hub_model_id"),
+    )
+    hub_public: bool = field(
+        False,
+        "whether everybody may see that repository; false: it is made private, and a public one is refused",
+        free=True,
+    )

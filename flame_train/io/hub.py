@@ -127,7 +127,7 @@ def _of_hub(name: str) -> Path:
     try:
         return _fetch_part(model, inner) if what == "all" else _headers(model, inner, download)
     except Exception as e:  # the hub's client raises its own, the HTTP library's and OSError
-        cause = _SECRET.sub("(token)", f"{type(e).__name__}: {e}")
+        cause = without_token(f"{type(e).__name__}: {e}")
         alone = "" if what == "all" else f"; without its headers: {download}, or start without --dry-run"
         raise ModelFileError(
             f"{name}: neither in the hub's local cache nor to be had from it ({cause}); "
@@ -184,7 +184,7 @@ def _fetch_part(model: str, inner: str) -> Path:
     from huggingface_hub import list_repo_files, snapshot_download
 
     _LOG.info("looking for %s on the Hugging Face hub", f"{model}/{inner}".rstrip("/"))
-    token = _token()
+    token = token_sent()
     try:
         files = list_repo_files(model, token=token)
     except Exception:
@@ -202,7 +202,7 @@ def _headers(model: str, inner: str, download: str) -> Path:
     from huggingface_hub import list_repo_files
 
     _LOG.info("reading headers of %s on the Hugging Face hub", f"{model}/{inner}".rstrip("/"))
-    token = _token()
+    token = token_sent()
     files = list_repo_files(model, token=token)
     return headers_of(model, _of_part(files, inner), token, download) / inner
 
@@ -219,7 +219,15 @@ def _of_part(files: Sequence[str], inner: str) -> list[str]:
     return [inner, *(file for file in beside if file in files and file != inner)]
 
 
-def _token() -> Literal[False] | None:
+def without_token(text: str) -> str:
+    """Returns a message without the user's token, which a library may have repeated."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    return _SECRET.sub("(token)", text.replace(token, "(token)") if token else text)
+
+
+def token_sent() -> Literal[False] | None:
     """Says whether the user's token is sent: None, as the client does by itself, or False to another endpoint."""
     from huggingface_hub import constants
 

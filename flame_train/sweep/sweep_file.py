@@ -93,6 +93,9 @@ def read_sweep(file: Path) -> Sweep:
     twice = [name for name in {run.name for run in runs} if sum(run.name == name for run in runs) > 1]
     if twice:
         problems.append(f"{file}: two runs are called {twice[0]}; give them the key name, or other settings")
+    hubs = [run.config.output.hub for run in runs if run.config.output.hub]
+    if len({*hubs}) < len(hubs):
+        problems.append(f"{file}: output.hub: runs would write over each other there; `flame-train publish` takes one")
     if problems:
         raise ConfigError("\n".join(problems))
     return Sweep(file, config, folder, tuple(runs), tuple(lines))

@@ -7,6 +7,7 @@ Presets say what is trained, and on which card. Each is data: a file below `pres
 from __future__ import annotations
 
 import difflib
+import textwrap
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
@@ -20,7 +21,7 @@ from flame_train.config.suggest import did_you_mean
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import refuse_place
 from flame_train.errors import ConfigError
-from flame_train.families import FAMILY_TITLES, family_data, training_adapters
+from flame_train.families import FAMILY_TITLES, family_data, licences, published_terms, training_adapters
 
 _MUST: Final = ("model.checkpoint", "data.path", "output.dir")
 
@@ -41,8 +42,9 @@ def template(family: str, name: str | None = None, card: float | None = None, fu
     if family not in FAMILIES:
         near = difflib.get_close_matches(family.removesuffix("-lora"), FAMILIES, n=1)
         raise ConfigError(f"expected a model family ({', '.join(FAMILIES)}), got {family}{did_you_mean(near)}")
-    title, licence = f"A LoRA for {FAMILIES[family].title}: flame-train train FILE", FAMILIES[family].licence
-    title += f"\n# {licence}" if licence else ""
+    title = f"A LoRA for {FAMILIES[family].title}: flame-train train FILE"
+    if licences(family):
+        title += "".join(f"\n# {line}" for line in textwrap.wrap(f"Licences of {published_terms(family)}", 110))
     if name is None and card is None:
         return commented(Config(), title, FAMILIES[family].unsupported_keys())
     chosen = preset(family, name, card)

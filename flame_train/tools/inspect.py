@@ -15,6 +15,7 @@ from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.errors import ModelFileError, shown
+from flame_train.families import licence_of, published_terms, terms_of
 from flame_train.io.dtypes import Array
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
@@ -59,7 +60,7 @@ class DtypeSummary:
 class InspectReport:
     """A description. `lora` is None for anything but an adapter; `identity.parts` are a model's components.
 
-    `licence` is what a model's published weights may not be used for; empty where nothing need be said.
+    `licence` is what is known of a model's terms; empty of what is none.
     """
 
     path: Path
@@ -92,7 +93,7 @@ def inspect_file(path: Path) -> InspectReport:
             dtypes=_dtypes(weights),
             lora=_lora(weights, identity) if identity.kind in ("lora", "adapter") else None,
             metadata=dict(weights.metadata),
-            licence=_licence(identity),
+            licence=_licence(identity, path),
         )
 
 
@@ -104,7 +105,7 @@ def render(report: InspectReport) -> str:
         f"  {report.tensors} tensors, {report.parameters:,} parameters, {report.nbytes:,} bytes",
     ]
     if report.licence:
-        lines.append(f"  {report.licence}")
+        lines.append(f"  licence: {report.licence}")
     for tag, count in report.dtypes.items():
         lines.append(f"  {tag}: {count.tensors} tensors, {count.parameters:,} parameters")
     if report.lora is not None:
@@ -121,13 +122,14 @@ def render(report: InspectReport) -> str:
     return "\n".join(lines)
 
 
-def _licence(identity: Identity) -> str:
+def _licence(identity: Identity, path: Path) -> str:
     known_family = FAMILIES.get(identity.family)
-    return (
-        known_family.licence
-        if known_family is not None and identity.kind in ("checkpoint", known_family.denoiser)
-        else ""
-    )
+    is_model = known_family is not None and identity.kind in ("checkpoint", known_family.denoiser)
+    if not is_model:
+        return ""
+    known = licence_of(identity.family, path.as_posix()) is not None
+    further = "" if known else f"; {published_terms(identity.family)}"
+    return terms_of(identity.family, path.as_posix()) + further
 
 
 def _dtypes(weights: Weights) -> dict[str, DtypeSummary]:

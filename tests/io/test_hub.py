@@ -229,7 +229,7 @@ def test_a_token_is_sent_to_the_hubs_own_host_alone(servers, monkeypatch, tmp_pa
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     if own:
-        monkeypatch.setattr(ours, "_token", lambda: None)
+        monkeypatch.setattr(ours, "token_sent", lambda: None)
     ours._fetch_part.cache_clear()
     with fetching(), pytest.raises(ModelFileError) as caught:
         resolve_checkpoint("hf:owner/gated")
@@ -252,7 +252,7 @@ def test_a_token_is_sent_to_the_hubs_own_host_alone(servers, monkeypatch, tmp_pa
 )
 def test_which_endpoints_are_the_hubs_own(monkeypatch, endpoint, sent):
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    assert ours._token() is sent
+    assert ours.token_sent() is sent
 
 
 def test_a_token_that_a_library_repeats_is_not_printed(hub_with, monkeypatch):

@@ -100,9 +100,9 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_the_licence_is_told(base: Path, capsys: Capture) -> None:
-    said = "The Qwen Research Licence allows no commercial use"
+    said = "Qwen Research License: no commercial use"
     for command in (["inspect", str(base)], ["init", "qwenimage"], ["init", "qwenimage", "--preset", "style"]):
         assert cli.run(command) == 0
-        assert said in capsys.readouterr().out, command
+        assert said in " ".join(capsys.readouterr().out.replace("#", "").split()), command
     assert cli.run(["init", "krea2"]) == 0
     assert said not in capsys.readouterr().out

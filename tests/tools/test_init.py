@@ -16,7 +16,7 @@ from flame_train.config.load import load
 @pytest.fixture(autouse=True)
 def _families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What init asks of the families is little, and families load the engine."""
-    recipe = types.SimpleNamespace(title="SDXL", command="sdxl-lora", unsupported_keys=lambda: (), licence="")
+    recipe = types.SimpleNamespace(title="SDXL", command="sdxl-lora", unsupported_keys=lambda: ())
     fake = types.SimpleNamespace(FAMILIES={"sdxl": recipe, "other": recipe})
     monkeypatch.setitem(sys.modules, "flame_train.models.registry", fake)
     monkeypatch.chdir(tmp_path)

@@ -73,8 +73,6 @@ class Family(ABC):
     """The one of `published` that `quickstart` writes."""
     lesson: ClassVar[QuickstartSpec]
     """What `quickstart` teaches."""
-    licence: ClassVar[str] = ""
-    """A sentence on what the published weights may not be used for; empty: they may be used for all."""
 
     @abstractmethod
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Model:

@@ -141,7 +141,6 @@ class QwenImageFamily(FlowFamily):
         }
     )
     small = "qwen-image-tiny"
-    licence = "The Qwen Research Licence allows no commercial use of the published Qwen-Image 2.1."
     lesson = QuickstartSpec("a small Qwen-Image with random weights, whose images are noise", bucket_step=32)
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> QwenImageModel:

@@ -9,6 +9,8 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.engine.backend.host_memory import available
 from flame_train.engine.shape_run import Gpu
 from flame_train.errors import counted, lines_shown
+from flame_train.families import terms_of
+from flame_train.io.hub_upload import hub_name
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.run.plan.plan import Plan
 from flame_train.schedules import SCHEDULES
@@ -46,6 +48,7 @@ def describe(
         "format": FORMAT,
         "family": plan.model.name,
         "checkpoint": c.model.checkpoint,
+        "licence": terms_of(plan.model.name, c.model.checkpoint),
         "precision": c.train.precision,
         "device": device,
         "adapter": {"kind": ADAPTERS.chosen(c.lora).name, "rank": c.lora.rank, "alpha": c.lora.alpha},
@@ -87,6 +90,7 @@ def describe(
         "fits": None if room is None else needed <= room,
         "smallest_card_gb": next((gb for gb in _CARDS if needed <= gb * 10**9), None),
         "output": c.output.dir,
+        "hub": {"repository": hub_name(c.output.hub), "public": c.output.hub_public} if c.output.hub else None,
     }
 
 
@@ -123,14 +127,21 @@ def _training(p: Mapping[str, Any]) -> dict[str, str]:
     drawn = f", drawn by {p['sample_model']}" if p["sample_model"] else drawn
     return {
         "base model": f"{p['checkpoint']} ({p['family']}, {p['base_parameters']:,} weights, {p['precision']})",
+        "its licence": p["licence"],
         "adapter": f"{adapter['kind']} of rank {adapter['rank']}, alpha {adapter['alpha']:g}, on "
         f"{counted(p['adapted_layers'], 'layer')}: {p['trainable_parameters']:,} trained values",
         "optimizer": f"{optimizer['name']}, learning rate {optimizer['lr']:g}, {schedule} schedule",
         "length": f"{counted(p['steps'], 'step')}, which are {_epochs(p['epochs'])} of {per_epoch}",
         "sample images": f"{prompts}{drawn}",
         "run folder": p["output"],
+        **({"published": _published(p["hub"])} if p["hub"] else {}),
         **({"processes": f"{p['processes']}, each with the memory below"} if p["processes"] > 1 else {}),
     }
+
+
+def _published(hub: Mapping[str, Any]) -> str:
+    seen = "seen by everybody" if hub["public"] else "private"
+    return f"at the end, to {hub['repository']} on the Hugging Face hub, {seen}: LoRA, card and last samples"
 
 
 def _images(p: Mapping[str, Any]) -> dict[str, str]:

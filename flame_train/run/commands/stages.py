@@ -27,6 +27,7 @@ from flame_train.errors import ConfigError, Stopped
 from flame_train.io.addresses import is_address
 from flame_train.io.digests import Digests
 from flame_train.io.hub import fetching
+from flame_train.io.hub_upload import check_login
 from flame_train.io.run_files import OtherSettings
 from flame_train.io.runlog import mend_status
 from flame_train.models.registry import FAMILIES, Family
@@ -34,6 +35,7 @@ from flame_train.progress import quiet as showing_nothing
 from flame_train.run.check.check_run import encoding_formats, storage_of
 from flame_train.run.encode.encode import encode
 from flame_train.run.finish.finish import report
+from flame_train.run.finish.publish import publish_at_end
 from flame_train.run.plan.encoding import could_cache
 from flame_train.run.plan.notices import notice_copies
 from flame_train.run.plan.plan import Plan, plan_run
@@ -163,6 +165,8 @@ def _train(
             if group.leads:
                 mend_status(Path(config.output.dir))
             check_device(config, device)
+            if config.output.hub and group.leads:
+                check_login()
             fetch_inputs(config, True, session.stop)
             plan = plan_run(config_source, family, session.stop, group.world)
         with group.barrier():
@@ -174,7 +178,8 @@ def _train(
         if budget is not None and group.leads:
             log_budget(budget)
         with with_remote_copy(plan, session, remote_wait) as session, limit_pools(device, budget):
-            return train_plan(plan, session)
+            result = train_plan(plan, session)
+    return result | publish_at_end(config) if group.leads else result
 
 
 def fetch_inputs(config: Config, bring: bool, stop: StopRequest) -> None:
