@@ -120,6 +120,9 @@ LoraRank = Annotated[str | None, typer.Option("--rank", metavar="N", help="Short
 MemoryBudget = Annotated[
     str | None, typer.Option("--memory", metavar="GIB", help="Short for --set memory.budget='GIB GiB', or auto.")
 ]
+ModelsFolder = Annotated[
+    str | None, typer.Option("--models", metavar="DIR", help="Short for --set model.search=DIR: ComfyUI's models, say.")
+]
 RunFolderPath = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="DIR", help="Short for --set output.dir=DIR.")
 ]

@@ -24,6 +24,7 @@ from flame_train.commands.parameters import (
     LoraOutput,
     LoraRank,
     MemoryBudget,
+    ModelsFolder,
     Overrides,
     RunFolderPath,
     Steps,
@@ -51,6 +52,7 @@ def _training(family: str | None) -> Callable[..., None]:
         rank: LoraRank = None,
         output: RunFolderPath = None,
         memory: MemoryBudget = None,
+        models: ModelsFolder = None,
         continue_from: Annotated[
             Path | None,
             typer.Option("--continue-from", metavar="RUN", help="As train.continue_from in a config."),
@@ -78,6 +80,7 @@ def _training(family: str | None) -> Callable[..., None]:
             "output.dir": output,
             "train.continue_from": continue_from,
             "memory.budget": memory_budget(memory),
+            "model.search": models,
         }
         changed = with_shorthands(overrides, keys)
         if gpus > 1 and not dry_run:
@@ -148,13 +151,14 @@ def cache(
     device: Device = "cuda",
     overrides: Overrides = None,
     memory: MemoryBudget = None,
+    models: ModelsFolder = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Encode the images and captions of a config ahead of training."""
     source = one_config(file, config)
-    changed = with_shorthands(overrides, {"memory.budget": memory_budget(memory)})
+    changed = with_shorthands(overrides, {"memory.budget": memory_budget(memory), "model.search": models})
     if prune is not None:
         from flame_train.run.commands.prune import prune_cache
 

@@ -7,9 +7,9 @@ such as an optimizer's, are declared where that choice is. They join its section
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import Rule
@@ -30,7 +30,7 @@ from flame_train.diffusion.noise import NOISE_KINDS
 from flame_train.diffusion.preservation import PRESERVATIONS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
-from flame_train.settings import Section, choices, field, reserved_key
+from flame_train.settings import Section, choices, field, one_or_several, reserved_key
 from flame_train.text_encoders.encoder_keys import ENCODER_KEYS
 
 Scale = Annotated[float, Field(gt=1, le=100)]
@@ -54,6 +54,12 @@ class ModelSection(Section):
         "another VAE to use instead of the checkpoint's own; empty: its own",
         place=True,
         aka=("pretrained_vae_model_name_or_path", "ae"),
+    )
+    search: tuple[str, ...] = field(
+        (),
+        "models folders of ComfyUI or Forge, where files named by hf: and parts that no key names are looked for",
+        place=True,
+        free=True,
     )
     training_adapter: str = field(
         "",
@@ -117,6 +123,11 @@ class ModelSection(Section):
         multiple_of=64,
         unit="pixels",
     )
+
+    @field_validator("search", mode="before")
+    @classmethod
+    def _one_folder(cls, value: Any) -> Any:
+        return one_or_several(value)
 
 
 @choices(ENCODER_KEYS)

@@ -7,6 +7,7 @@ else.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import json
@@ -25,6 +26,7 @@ from flame_train.errors import ModelFileError
 from flame_train.io.addresses import HUB, is_address, is_hub_name, local_place
 from flame_train.io.foreign_files import refused_by_suffix
 from flame_train.io.header import MAX_HEADER_BYTES
+from flame_train.io.model_search import Found, current_search, remember_sum, remembered_sum
 from flame_train.io.safetensors import declare_header_alone
 from flame_train.io.weights import COMPONENTS, VARIANTS, cannot_be_read
 
@@ -34,6 +36,7 @@ _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _NAME: Final = re.compile(rf"({_HUB_ID.pattern})(?:/(.*\S))?", re.DOTALL)
 _BESIDE: Final = ("config.json", "adapter_config.json")  # settings of the weights in the same folder
 _FILES: Final = (".safetensors", ".gguf", ".json", ".model", ".txt")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _SECRET: Final = re.compile(r"hf_\w+|Bearer [^\s'\"]+")
 _WANTED: Final = ("*.json", "*.safetensors", "*.txt", "*.model")
 _VARIANT: Final = re.compile(rf"\.(?:{'|'.join(VARIANTS)})[.-]")
@@ -119,6 +122,8 @@ def _of_hub(name: str) -> Path:
     what = _fetch.get()
     if what != "all" and (path := _cached(model, inner)) is not None:
         return path
+    if _is_weights(inner) and _cached(model, inner) is None and (path := _kept_elsewhere(model, inner, what)):
+        return path
     download = f"hf download {model}" + (f" {inner}" if _is_file(inner) else "")
     if what == "nothing":
         raise ModelFileError(
@@ -138,6 +143,36 @@ def _of_hub(name: str) -> Path:
 def _is_file(inner: str) -> bool:
     """Tells whether a path in a repository is a file's; else it is a folder's."""
     return PurePosixPath(inner).suffix.lower() in _FILES
+
+
+def _is_weights(inner: str) -> bool:
+    return inner.lower().endswith(_FILES[:2])
+
+
+def _kept_elsewhere(model: str, inner: str, what: Fetch) -> Path | None:
+    """Returns the file in a folder of `model.search` whose size and SHA-256 are those of a file on the hub."""
+    search, name = current_search(), f"{model}/{inner}"
+    if not search.folders:
+        return None
+    if what != "nothing":
+        _ask_sum(name, model, inner)
+    told = remembered_sum(name)
+    path = None if told is None else search.with_sum(*told)
+    if told is not None and path is not None:
+        search.note(Found(f"{HUB}{name}", path, f"its SHA-256 is that on the hub ({told[1][:12]})"))
+    return path
+
+
+def _ask_sum(name: str, model: str, inner: str) -> None:
+    """Asks the hub for a file's size and SHA-256, and keeps them. Without an answer what it said before holds."""
+    import httpx
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    place, token = hf_hub_url(model, inner), token_sent()
+    with contextlib.suppress(OSError, ValueError, httpx.HTTPError):  # the client's own are of the first two
+        said = get_hf_file_metadata(place, token=token, timeout=_SECONDS)
+        if said.size is not None and said.etag is not None and _SHA256.fullmatch(said.etag):
+            remember_sum(name, said.size, said.etag)
 
 
 def _cached(model: str, inner: str) -> Path | None:

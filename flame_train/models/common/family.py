@@ -18,7 +18,9 @@ from flame_train.errors import ConfigError
 from flame_train.families import FAMILY_TITLES, training_adapters
 from flame_train.io.hub import path_of_setting
 from flame_train.io.lora_names import LoraFamily
+from flame_train.io.model_search import current_search
 from flame_train.io.weights import open_weights
+from flame_train.models.common.found_parts import find_part
 from flame_train.models.common.model import Model
 from flame_train.models.common.small import QuickstartSpec, write_small
 from flame_train.models.common.training_adapter import with_adapter
@@ -135,16 +137,36 @@ class Family(ABC):
         own = {component: path for component, path in own.items() if path}
         parts = self.files.all_parts(opening.base, self.denoiser, skip=own)
         named = {"vae": "model.vae", **{c: f"text_encoders.{key}" for key, c in self.encoders.items()}}
-        lacking = [key for component, key in named.items() if component not in parts and component not in own]
-        if lacking:
-            words = f"{opening.base} holds no such network; name its file, as published beside the checkpoint"
-            raise ConfigError("\n".join(f"{key}: {words}" for key in lacking))
+        lacking = {component: key for component, key in named.items() if component not in (*parts, *own)}
+        parts |= self._found(opening, lacking)
         parts |= {component: self._alone(path_of_setting(path), component) for component, path in own.items()}
         if opening.model.training_adapter:
             file = path_of_setting(opening.model.training_adapter)
             strength = opening.model.training_adapter_strength
             parts[self.denoiser] = with_adapter(parts[self.denoiser], file, self._lora_names(file), strength)
         return self.assemble(parts, opening)
+
+    def _found(self, opening: Opening, lacking: Mapping[str, str]) -> dict[str, Part]:
+        """Returns networks that are in no file that is named, from `model.search`. Raises ConfigError for all others.
+
+        `lacking` has the key that would name the file, by component.
+        """
+        search, found, problems = current_search(), dict[str, Part](), list[str]()
+        for component, key in lacking.items():
+            if not search.folders:
+                problems.append(
+                    f"{key}: {opening.base} holds no such network; name its file, as published beside the checkpoint, "
+                    "or the models folder of ComfyUI or Forge with model.search"
+                )
+                continue
+            alone = partial(self._alone, component=component)
+            try:
+                found[component] = find_part(search, key, component, self.name, alone)
+            except ConfigError as error:
+                problems.append(str(error))
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return found
 
     def distilled(self, base: Path) -> str:
         """Says why this checkpoint is taken for a distilled one, by its name and folder; empty: it is not."""

@@ -5,9 +5,10 @@ This stage alone opens model files, for their headers; later stages hold the res
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -25,6 +26,7 @@ from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.engine import nn
 from flame_train.errors import ConfigError
 from flame_train.io.hub import resolve_checkpoint
+from flame_train.io.model_search import Found, current_search, searching
 from flame_train.models.common.model import Model
 from flame_train.models.registry import Family, Opening, family_of
 from flame_train.run.check.adapted_layers import adapted_layers, blocks_named, blocks_streamed, initial_lora, text_share
@@ -64,6 +66,7 @@ class Checked:
     other_sample_model: Model | None = None
     sample_of_base: SampleSection | None = None
     streamed_text: float = 0.0
+    found: tuple[Found, ...] = ()
 
     @property
     def sample_model(self) -> Model:
@@ -109,7 +112,17 @@ def check(config_source: Config | ConfigWithSource, family: Family | None = None
     not fit, each where it was written, ModelFileError for files that cannot be used.
     """
     located = config_source if isinstance(config_source, ConfigWithSource) else ConfigWithSource(config_source)
-    config, wrong = located.config, ErrorCollector(located)
+    wrong = ErrorCollector(located)
+    with contextlib.ExitStack() as stack:
+        search = current_search()
+        with wrong:
+            search = stack.enter_context(searching(located.config.model.search))
+        return replace(_checked(located, family, wrong), found=tuple(search.found))
+
+
+def _checked(located: ConfigWithSource, family: Family | None, wrong: ErrorCollector) -> Checked:
+    """Does as `check`, in the folders of `model.search`."""
+    config = located.config
     with wrong:
         _check_places(config)
     with wrong:
