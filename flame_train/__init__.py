@@ -87,8 +87,9 @@ def train(
         accept_changed_code: whether a run goes on although what a script registered for it has changed.
 
     Returns:
-        The result that the command prints with `--json`: the run folder, the LoRA's file, the last step's metrics. Of
-        a run that a callback stopped `stopped` is True, and the LoRA is that of its newest checkpoint.
+        The result that the command prints with `--json`: the run folder, the LoRA's file, the last step's metrics. A
+        notebook shows it with the loss and the last samples. Of a run that a callback stopped `stopped` is True, and
+        the LoRA is that of its newest checkpoint.
 
     Raises:
         TypeError: no config, or a callback that does not take these arguments.
@@ -100,6 +101,7 @@ def train(
     from flame_train.engine.mode import gpu_number
     from flame_train.errors import ConfigError, kind_of
     from flame_train.run.commands.stages import train as run
+    from flame_train.show.run_result import RunResult
     from flame_train.training.session import Callbacks
 
     value: object = config
@@ -114,7 +116,7 @@ def train(
     except ValueError as error:
         raise ConfigError(f"flame_train.train: {error}") from None
     source = os.fspath(config) if isinstance(config, (str, os.PathLike)) else config
-    return run(
+    result = run(
         source,
         overrides,
         device,
@@ -123,3 +125,4 @@ def train(
         accept_changed_code=accept_changed_code,
         quiet=quiet,
     )
+    return result if dry_run else RunResult(result)

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -42,15 +43,13 @@ class Bar:
 
     def open(self) -> bool:
         """Shows it, if somebody looks at a terminal or a notebook. Returns whether it is shown."""
-        if sys.stderr is None or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        if sys.stderr is None or not (sys.stderr.isatty() or _in_kernel()):
             return False
-        bars, in_notebook = _tqdm()
-        if not (in_notebook or sys.stderr.isatty()):
-            return False
+        bars, in_widget = _tqdm()
         with _lock:
             if not _bars:
                 _start_drawing()
-            file = None if in_notebook else sys.stderr
+            file = None if in_widget else sys.stderr
             self._drawn = bars(total=1, leave=False, nrows=_MOST_BARS, bar_format=" ", file=file)
             _bars.append(self)
             self.draw()
@@ -79,15 +78,24 @@ class Bar:
 
 @functools.cache
 def _tqdm() -> tuple[type[Any], bool]:
-    """Returns the class of bars, and whether they are a notebook's. Imported by the first bar."""
+    """Returns the class of bars, and whether they are a notebook's widgets. Imported by the first bar."""
     from tqdm import std
-    from tqdm.auto import tqdm
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a notebook without ipywidgets, where bars are text
+        from tqdm.auto import tqdm
 
     class Line(tqdm):  # type: ignore[misc]
         monitor_interval = 0  # its thread would start a second clock
 
     Line.set_lock(_lock)
     return Line, tqdm.display is not std.tqdm.display
+
+
+def _in_kernel() -> bool:
+    """Tells whether this process runs the cells of a notebook."""
+    ipython: Any = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _start_drawing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,8 @@ from flame_train.config.load import problems_in
 
 SETS: Final = "data.sets"
 _SET: Final = "set."
+_SECRET: Final = re.compile(r"(^|[_.])(token|api_key|password|secret)$")
+"""Names of settings whose values are shown nowhere."""
 _CAPTIONS: Final = "captions"
 _DECISIVE: Final = frozenset(
     (
@@ -142,7 +145,7 @@ class _Work:
                 used |= self._answer(row, Setting(row.absent, ""), f"{self.program.name}'s default", values)
         for name, setting in settings.items():
             if name not in seen:
-                shown = setting.written or _shown(name, setting.value)
+                shown = _shown(name, setting)
                 self.found.dropped.append(Dropped(setting.place, shown, "not known to this version"))
         return used
 
@@ -151,7 +154,7 @@ class _Work:
 
     def _answer(self, row: Row, setting: Setting, name: str, values: dict[str, Carried]) -> set[str]:
         """Lays the answer of one row; a default of the other program has no place. Returns the settings it used."""
-        shown = setting.written or (_shown(name, setting.value) if setting.place else f"{row.key} ({name})")
+        shown = _shown(name, setting) if setting.place else setting.written or f"{row.key} ({name})"
         self.source.asked.clear()
         words = setting.value if isinstance(setting.value, list) else [setting.value]
         unset = row.to and any(isinstance(one, Unset) for one in words)
@@ -337,6 +340,11 @@ def _drop(found: Conversion, path: str, reason: str) -> None:
     found.dropped.append(Dropped("", f"{path} = {carried.value!r} (from {carried.origin})", reason, (path,)))
 
 
-def _shown(name: str, value: Any) -> str:
+def _shown(name: str, setting: Setting) -> str:
+    if _SECRET.search(name):
+        return f"{name} (its value is not repeated)"
+    if setting.written:
+        return setting.written
+    value = setting.value
     text = repr(value) if not isinstance(value, bool) else str(value).lower()
     return f"{name} = {text if len(text) <= 60 else text[:57] + '...'}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.numpy
 from huggingface_hub import constants
 from ruamel.yaml import YAML
 
@@ -136,6 +137,11 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     server.server_close()
 
 
+def tensors(raw: bytes) -> dict[str, bytes]:
+    """A file's tensors, as the library reads them."""
+    return {name: array.tobytes() for name, array in safetensors.numpy.load(raw).items()}
+
+
 @pytest.fixture
 def asked(tiny_base, drawn, tmp_path):
     """The sections of a config of two steps, with two prompts."""
@@ -147,7 +153,7 @@ def asked(tiny_base, drawn, tmp_path):
         "train": {"precision": "fp32", "steps": 2},
         "checkpoint": {"every": 1},
         "sample": {"prompts": ["a red circle", 'a "blue" square: `one`'], "every": 2, "steps": 1},
-        "output": {"dir": str(tmp_path / "run"), "name": "circles", "hub": f"hf:{NAME}"},
+        "output": {"dir": str(tmp_path / "run"), "precision": "fp16", "name": "circles", "hub": f"hf:{NAME}"},
     }
 
 
@@ -165,9 +171,12 @@ def test_a_run_that_broke_off_its_upload_is_whole_and_the_same_command_goes_on(h
     there = hub.files[NAME]
     assert hub.private == {NAME: True}
     assert set(there) == {"circles.safetensors", "README.md", "samples/1.png", "samples/2.png"}
-    assert there["circles.safetensors"] == (run / "circles.safetensors").read_bytes()
+    assert tensors(there["circles.safetensors"]) == tensors((run / "circles.safetensors").read_bytes())
     sent = b"".join(body for _, _, body in hub.heard)
     assert not [file for file in drawn.rglob("*.png") if file.read_bytes() in sent]
+    captions = [file.read_text() for file in drawn.rglob("*.txt")]
+    assert len(captions) == 12
+    assert not [text for text in captions if text.encode() in sent]
     assert str(tmp_path).encode() not in sent
     kept = [file.read_bytes() for file in run.rglob("*") if file.is_file()]
     assert not [raw for raw in (*kept, sent, caplog.text.encode(), repr(broken).encode()) if TOKEN.encode() in raw]
@@ -192,7 +201,7 @@ def test_what_is_published_of_a_run(hub, asked, tmp_path, capsys, monkeypatch):
     assert "data.path" not in card
     result = publish(run, NAME, step=1)
     saved = run / "checkpoints" / "step-000001" / "circles-000001.safetensors"
-    assert hub.files[NAME]["circles-000001.safetensors"] == saved.read_bytes()
+    assert tensors(hub.files[NAME]["circles-000001.safetensors"]) == tensors(saved.read_bytes())
     assert result["files"][-1] == "samples/2.png"  # of step 0, the last grid until then
     edited = hub.files[NAME]["README.md"].replace(WRITTEN_ANEW.encode(), b"Mine.")
     hub.files[NAME]["README.md"] = edited

@@ -12,7 +12,7 @@ from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
 from . import sample_prompts
-from .conversions import sampled, sides_of, trained
+from .conversions import published, sampled, sides_of, trained
 from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off
 
 _ARCHES: Final = named_by("ai-toolkit")
@@ -344,6 +344,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "weighted": weighted,
         "train.min_denoising_steps": span("min"),
         "train.max_denoising_steps": span("max"),
+        "save.push_to_hub": published("save.hf_repo_id", lambda s: s.get("save.hf_private") is False),
         "logging.use_wandb": lambda v, s: NOTHING if is_off(v) else s.get("logging.project_name", "ai-toolkit"),
         "train.content_or_style": content_or_style,
         "train.diff_output_preservation": kept("class", "train.diff_output_preservation"),

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -246,6 +246,26 @@ def hub_file(value: Any, source: Source) -> Any:
     if not text:
         return NOTHING
     return f"hf:{text}" if _HUB_FILE.fullmatch(text) and not os.path.exists(text) else text
+
+
+_REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def published(repository: str, is_public: Callable[[Source], bool]) -> Convert:
+    """Returns the conversion of what turns an upload to the Hugging Face hub on; `repository` has the name.
+
+    What is seen by everybody there only because nothing was said is private here.
+    """
+
+    def convert(value: Any, source: Source) -> Any:
+        name = str(source.get(repository) or "")
+        if is_off(value):
+            return NOTHING
+        if not _REPOSITORY.fullmatch(name):
+            return Lost("output.hub names the owner too, owner/name")
+        return {"output.hub": name} | ({"output.hub_public": True} if is_public(source) else {})
+
+    return convert
 
 
 def to_float(value: Any, source: Source) -> Any:

@@ -151,6 +151,7 @@ _FROM_KOHYA: Final = MappingProxyType(
         **{"log_with": 222, "log_tracker_name": 232, "logging_dir": 216, "log_prefix": 229, "log_config": 255},
         **{"log_tracker_config": 244, "no_metadata": 539, "sdpa": 52, "xformers": 67, "split_attn": 78},
         **{"max_data_loader_n_workers": 172, "persistent_data_loader_workers": 178, "dynamo_backend": 135},
+        **{f"huggingface_{name}": 714 for name in ("repo_id", "repo_visibility", "repo_type", "token", "path_in_repo")},
         **{"async_upload": 747, "resume_from_huggingface": 742, "save_state_to_huggingface": 739, "config_file": 37},
     }
 )

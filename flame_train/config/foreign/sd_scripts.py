@@ -22,6 +22,7 @@ from .conversions import (
     number,
     number_format,
     one_of,
+    published,
     sampled,
     sampled_as_flux,
     swapped,
@@ -301,6 +302,9 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "save_precision": lambda v, s: "fp32" if v is None else number_format(v, s),
         "log_with": _tracked,
         "wandb_*": _of_wandb,
+        "huggingface_repo_id": published(
+            "huggingface_repo_id", lambda s: s.get("huggingface_repo_visibility") == "public"
+        ),
         "enable_bucket": files.bucketed,
         "min_bucket_reso": files.bucket_bound(256),
         "max_bucket_reso": files.bucket_bound(1024),

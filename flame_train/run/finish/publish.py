@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from flame_train.config.schema import Config
+from flame_train.disk.preflight import reading
 from flame_train.errors import OutputError, RemoteError
 from flame_train.io.commit import is_checkpoint
 from flame_train.io.hub_upload import CARD, hub_name, upload
@@ -20,6 +22,7 @@ from flame_train.show.run_reader import RunReader, RunView
 from .model_card import model_card, said
 
 _LOG = logging.getLogger(__name__)
+_OF_THE_DATASET: Final = ("ss_tag_frequency", "ss_dataset_dirs", "ss_reg_dataset_dirs")
 _SIDE: Final = 1 << 16  # pixels: samples keep their size
 
 
@@ -49,11 +52,25 @@ def publish(
     prompts = [prompt.text for prompt in view.prompts]
     rows = list(zip(prompts if len(prompts) == len(images) else [""] * len(images), images, strict=True))
     card = model_card(view, name.partition("/")[2], family, next(iter(loras)), saved, rows)
-    files: dict[str, Path | bytes] = {**loras, CARD: card.encode("utf-8", "replace"), **images}
+    files: dict[str, Path | bytes] = {**dict.fromkeys(loras, b""), CARD: card.encode("utf-8", "replace"), **images}
     result = {"repository": name, "public": public, "files": list(files), "card": card}
     if dry_run:
         return result
+    files |= {lora: without_captions(place) for lora, place in loras.items()}
     return result | {"url": upload(name, files, public, f"The LoRA of step {saved}")}
+
+
+def without_captions(lora: Path) -> bytes:
+    """Returns a LoRA's file without the metadata that repeat captions and folders, which sd-scripts has too."""
+    with reading(lora):
+        raw = lora.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    metadata = header.get("__metadata__", {})
+    header["__metadata__"] = {name: value for name, value in metadata.items() if name not in _OF_THE_DATASET}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # so that tensors stay aligned
+    return b"".join([len(text).to_bytes(8, "little"), text, raw[end:]])
 
 
 def as_text(result: Mapping[str, Any]) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
     "ai-toolkit": {
+        "save.hf_repo_id": ("a/b", {"save.push_to_hub": True}),
+        "save.hf_private": (False, {"save.push_to_hub": True, "save.hf_repo_id": "a/b"}),
         "logging.project_name": ("zz", {"logging.use_wandb": True}),
         **{
             f"train.{name}": (0.7, {f"train.{switch}": True})
@@ -47,6 +49,8 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "model.layer_offloading_transformer_percent": (0.5, {"model.layer_offloading": True}),
     },
     "SimpleTuner": {
+        "hub_model_id": ("a/b", {"push_to_hub": True}),
+        "model_card_private": (False, {"push_to_hub": True, "hub_model_id": "a/b"}),
         "tracker_project_name": ("zz", {"report_to": "wandb"}),
         "model_flavour": ("kontext", {}),
         "ema_update_interval": (9, {"use_ema": True}),
@@ -155,6 +159,7 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "monitoring.wandb_tracker_name": ("zz", {"monitoring.enable_wandb": True}),
     },
     "sd-scripts": {
+        "huggingface_repo_visibility": ("public", {"huggingface_repo_id": "a/b"}),
         "network_args.algo": ("loha", {"network_module": "lycoris.kohya"}),
         "network_args.preset": ("attn-mlp", {"network_module": "lycoris.kohya"}),
         "network_args.dora_wd": (True, {"network_module": "lycoris.kohya"}),

@@ -251,7 +251,7 @@ LOST = {
     "knight.json": [
         "backup_after = 30",
     ],
-    "simple.json": ["simple.json:25: push_to_hub = true: uploads to the hub are not here"],
+    "simple.json": ["simple.json:25: push_to_hub = true: output.hub names the owner too, owner/name"],
     "pipe.toml": ["pipe.toml:10: checkpoint_every_n_minutes = 120: an interval in minutes"],
 }
 

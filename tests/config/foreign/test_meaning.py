@@ -405,3 +405,27 @@ def test_the_checkpoint_says_which_family_it_is_of(tmp_path: Path, small_base: P
     text = 'network_module = "networks.lora"\nnetwork_dim = 8\nlearning_rate = 1e-4\nresolution = 512\n'
     files = {"a.toml": text + f"pretrained_model_name_or_path = {str(small_base)!r}\n"}
     assert imported(tmp_path, files)["family"] == "sdxl"
+
+
+KOHYA = "pretrained_model_name_or_path = 'b.safetensors'\nnetwork_module = 'networks.lora'\ntrain_data_dir = 'i'\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "public"),
+    [
+        ({"fox.yaml": job(rest="      save: {push_to_hub: true, hf_repo_id: me/fox}\n")}, None),
+        ({"fox.yaml": job(rest="      save: {push_to_hub: true, hf_repo_id: me/fox, hf_private: false}\n")}, True),
+        (tuner(push_to_hub=True, hub_model_id="me/fox"), None),
+        (tuner(push_to_hub=True, hub_model_id="me/fox", model_card_private=False), True),
+        ({"k.toml": f"{KOHYA}huggingface_repo_id = 'me/fox'\nhuggingface_token = 'hf_of_me'\n"}, None),
+        ({"k.toml": f"{KOHYA}huggingface_repo_id = 'me/fox'\nhuggingface_repo_visibility = 'public'\n"}, True),
+    ],
+)
+def test_an_upload_to_the_hub_is_carried_over_private_unless_said_and_no_token(
+    tmp_path: Path, files: dict[str, str], public: bool | None
+) -> None:
+    family = {"family": "sdxl"} if "k.toml" in files else {}
+    result = imported(tmp_path, files, partial=True, **family)
+    assert (result["values"]["output.hub"], result["values"].get("output.hub_public")) == ("me/fox", public)
+    assert "hf_of_me" not in json.dumps(result, default=str)
+    assert any("hf auth login" in line for line in result["listed"]) == ("hf_of_me" in "".join(files.values()))
