@@ -89,8 +89,8 @@ extern "C" const char* {name}(const int* shape, void** a) {{
 
 
 def options() -> list[str]:
-    """The compiler's. The environment's KERNEL_FLAGS are among them: scripts/sanitize_kernels.sh."""
-    return ["-std=c++17", "-O0", "-w", "-Wno-psabi", "-fPIC", *os.environ.get("KERNEL_FLAGS", "").split()]
+    """The compiler's, `-Og` because it leaves out what nothing calls. KERNEL_FLAGS: scripts/sanitize_kernels.sh."""
+    return ["-std=c++17", "-Og", "-w", "-Wno-psabi", "-fPIC", *os.environ.get("KERNEL_FLAGS", "").split()]
 
 
 @cache
@@ -266,6 +266,10 @@ def describe(to: int, _: int, rank: int, at: int, sizes: Any, strides: Any, box:
         described[first : first + len(given)] = list(given)
     ctypes.memmove(to, described, ctypes.sizeof(described))
     return 0
+
+
+SOME_AND_PROOF = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.proof)], ids=["some", "all"])
+"""Every fifth of cases that are products of choices, so that each choice is there; all where proofs are asked for."""
 
 
 @pytest.fixture(scope="session")

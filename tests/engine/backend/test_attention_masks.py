@@ -50,20 +50,17 @@ def twice(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_added_to_the_scores(gpu: Any, twice: Any, name: str) -> None:
+def test_what_is_added_to_the_scores(gpu: Any, twice: Any) -> None:
     """No more of it than differs, in rows of whole packets."""
-    values, shape = CASES[name]
     query, key = on_gpu(np.zeros((B, H, L, 8)), bfloat16), on_gpu(np.zeros((B, H, S, 8)), bfloat16)
-    mask = on_gpu(values) if values.dtype == bool else on_gpu(values, bfloat16)
-    found = twice(lambda: masks.added(gpu.kernels, mask, query, key))
-    assert found.shape == shape
-    assert not any(distance % 16 for distance in found.strides[:3])
-    want = np.where(values, 0.0, -np.inf) if values.dtype == bool else values.astype(bfloat16)
-    full = (B, H, L, S)
-    np.testing.assert_array_equal(
-        np.broadcast_to(found.get(), full).astype(np.float64), np.broadcast_to(want, full).astype(np.float64)
-    )
+    given = [on_gpu(values, None if values.dtype == bool else bfloat16) for values, _ in CASES.values()]
+    added = twice(lambda: [masks.added(gpu.kernels, mask, query, key) for mask in given])
+    for (name, (values, shape)), found in zip(CASES.items(), added, strict=True):
+        assert found.shape == shape, name
+        assert not any(distance % 16 for distance in found.strides[:3]), name
+        want = np.where(values, 0.0, -np.inf) if values.dtype == bool else values.astype(bfloat16)
+        got, want = (np.broadcast_to(a, (B, H, L, S)).astype(np.float64) for a in (found.get(), want))
+        np.testing.assert_array_equal(got, want, name)
 
 
 def test_a_mask_that_lies_as_cudnn_reads_it_is_not_copied(gpu: Any) -> None:

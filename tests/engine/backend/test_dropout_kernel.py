@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -17,36 +18,35 @@ pytestmark = [pytest.mark.usefixtures("compiler")]
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BF16], ids=lambda d: d.name)
-@pytest.mark.parametrize("shape", [(3, 71), (2, 5, 7, 8), (4, 130), (1, 4097), (3,)])
-def test_bits_are_numpys(
-    gpu: Any, shape: tuple[int, ...], dtype: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
-    rng = generator("dropout", sum(shape))
-    drawn, weight = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
-    samples = rng.integers(0, 2**32, shape[0])
+SHAPES = [(3, 71), (2, 5, 7, 8), (4, 130), (1, 4097), (3,)]
+CHANCES = (0.25, 0.9, 1.0, 1.0 - 2.0**-40)
 
-    def found(device: str, xp: Any, step: Any, p: float) -> list[np.ndarray[Any, Any]]:
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BF16], ids=lambda d: d.name)
+def test_bits_are_numpys(gpu: Any, dtype: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
+
+    def found(device: str, xp: Any, shape: tuple[int, ...], p: float, step: Any) -> list[np.ndarray[Any, Any]]:
+        rng = generator("dropout", sum(shape))
+        drawn, weight = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
         x = flame.tensor(drawn, device=device, requires_grad=True)
-        numbers = Rng(xp, 2**63 + 5, step, xp.asarray(samples))
+        numbers = Rng(xp, 2**63 + 5, step, xp.asarray(rng.integers(0, 2**32, shape[0])))
         made = [F.dropout(x, p, rng=numbers, stream=2**31 + 3) for _ in range(2)]
         g = flame.tensor(weight, device=device)
         once = flame.grad(made[0], [x], [g], retain_graph=True)[0]
         twice = flame.grad(made, [x], [g, g])[0]
         return [np.asarray(t.numpy(), np.float64) for t in (made[0], once, twice)]
 
-    for build in (True, False):
-        for p in (0.25, 0.9, 1.0, 1.0 - 2.0**-40):
-            want = found("cpu", np, 9, p)
-            for step in (9, gpu.xp.asarray(9)):  # a number of the host's, and one that a captured step counts up
-                got = found("cuda", gpu.xp, step, p)
-                if not build:
-                    np.testing.assert_array_equal(got[0], want[0])
-                    np.testing.assert_array_equal(got[1], want[1])
-                    np.testing.assert_allclose(got[2], want[2], rtol=float(ml_dtypes.finfo(dtype).eps))
-        if build:
-            compiled.build()
+    # The step is a number of the host's, or one that a captured step counts up.
+    cases = [*itertools.product(SHAPES, CHANCES, (9, gpu.xp.asarray(9)))]
+    for case in cases:
+        found("cuda", gpu.xp, *case)
+    compiled.build()
+    for shape, p, step in cases:
+        got, want = found("cuda", gpu.xp, shape, p, step), found("cpu", np, shape, p, 9)
+        np.testing.assert_array_equal(got[0], want[0])
+        np.testing.assert_array_equal(got[1], want[1])
+        np.testing.assert_allclose(got[2], want[2], rtol=float(ml_dtypes.finfo(dtype).eps))
 
 
 def test_a_gradient_is_added_where_it_has_arrived(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from flame_train.engine.op import REGISTRY, Op, Sample, sample
 from flame_train.engine.op_samples import materialise, tensor_arguments
 from flame_train.engine.ops.linear.scaled import transposed
 from flame_train.engine.ops.norm import group_norm_launch
+from tests.engine.conftest import SOME_AND_PROOF
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
@@ -182,8 +183,9 @@ def opened(name: str, given: dict[str, flame.Tensor]) -> flame.Tensor:
     return F.cat_group_norm_silu(given["input"], given["other"], 8, given["weight"], given["bias"], given["shift"])
 
 
+@SOME_AND_PROOF
 @pytest.mark.parametrize("name", ["group_norm", "group_norm_silu", "cat_group_norm_silu"])
-def test_group_norms(computing: Any, name: str, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_norms(computing: Any, name: str, every: int, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks an image that wait for each other, one, one for several images; all, some and few pixels kept."""
     grids = set[tuple[int, ...]]()
     plan = group_norm_launch.Plan.__init__
@@ -217,7 +219,7 @@ def test_group_norms(computing: Any, name: str, compiled: Any, monkeypatch: pyte
         found(shape, names, "cuda", np.dtype(np.float32))
     assert grids == {(1, 2), (3, 2)}
     compiled.build()
-    for (shape, names, cores), shared in itertools.product(cases, (227 << 10, 128 << 10, 99 << 10)):
+    for (shape, names, cores), shared in [*itertools.product(cases, (227 << 10, 128 << 10, 99 << 10))][::every]:
         monkeypatch.setattr(computing.kernels, "multiprocessors", cores)
         monkeypatch.setattr(computing.kernels, "shared_bytes", shared)
         got, truth = (
@@ -346,13 +348,14 @@ def test_pairs_at_odd_distances(gpu: Any, compiled: Any, monkeypatch: pytest.Mon
         np.testing.assert_allclose(got, truth, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(16, 48), (80, 64), (208, 336)])
-def test_codes_are_turned(gpu: Any, shape: tuple[int, int], compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+def test_codes_are_turned(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = [np.random.default_rng(0).integers(0, 256, s).astype(np.uint8) for s in ((16, 48), (80, 64), (208, 336))]
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
-    transposed(gpu.kernels, gpu.to_device(drawn))
+    for codes in drawn:
+        transposed(gpu.kernels, gpu.to_device(codes))
     compiled.build()
-    np.testing.assert_array_equal(transposed(gpu.kernels, gpu.to_device(drawn)).get(), drawn.T)
+    for codes in drawn:
+        np.testing.assert_array_equal(transposed(gpu.kernels, gpu.to_device(codes)).get(), codes.T)
 
 
 def test_a_reduction_has_more_outputs_than_a_grid_has_places_in_y(gpu: Any) -> None:
@@ -360,25 +363,26 @@ def test_a_reduction_has_more_outputs_than_a_grid_has_places_in_y(gpu: Any) -> N
     assert flame.functional.sum(x, 1).shape == (70_000, 4)
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 4099])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 def test_what_is_not_finite_is_marked_wherever_it_stands(
-    gpu: Any, dtype: Any, size: int, compiled: Any, monkeypatch: pytest.MonkeyPatch
+    gpu: Any, dtype: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
-    arrays = [np.ones(size, dtype) for _ in range(5)]
-    for array, value, at in zip(arrays, (np.nan, np.inf, -np.inf), (0, size // 2, -1), strict=False):
-        array[at] = value
 
-    def found() -> Any:
+    def found(size: int) -> Any:
+        arrays = [np.ones(size, dtype) for _ in range(5)]
+        for array, value, at in zip(arrays, (np.nan, np.inf, -np.inf), (0, size // 2, -1), strict=False):
+            array[at] = value
         marks = NonFiniteFlags(gpu, len(arrays))
         for place, array in enumerate(arrays):
             marks.check(place, gpu.to_device(array))
         return marks.places()
 
-    found()
+    sizes = [1, 7, 8, 4099]
+    for size in sizes:
+        found(size)
     compiled.build()
-    assert found() == [0, 1, 2]
+    assert [found(size) for size in sizes] == [[0, 1, 2]] * 4
 
 
 def test_indices_out_of_range_wrap_around_and_classes_count_nothing(

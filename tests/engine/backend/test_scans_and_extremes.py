@@ -115,10 +115,9 @@ def cases(name: str, dtype: Any) -> list[tuple[Op, dict[str, Any]]]:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the first run computes with what memory holds
 @pytest.mark.parametrize("dtype", CI_AND_PROOF, ids=lambda d: d.name)
-@pytest.mark.parametrize("name", LENGTHS)
-def test_values_and_gradients(gpu: Any, name: str, dtype: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_and_gradients(gpu: Any, dtype: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
-    drawn = cases(name, dtype)
+    drawn = [case for name in LENGTHS for case in cases(name, dtype)]
     weights: list[list[Any]] = [[] for _ in drawn]
     exact = [
         outcome(op, on(bound, op, "cpu", np.dtype(np.float64)), w)
@@ -133,41 +132,43 @@ def test_values_and_gradients(gpu: Any, name: str, dtype: Any, compiled: Any, mo
             assert g.dtype == p.dtype
             if is_float(g.dtype):
                 g, p, t = (a.astype(np.float64) for a in (g, p, t))
-                assert distance(g, t) <= 2.0 * distance(p, t) + float(ml_dtypes.finfo(dtype).eps)
+                assert distance(g, t) <= 2.0 * distance(p, t) + float(ml_dtypes.finfo(dtype).eps), op.name
             else:
-                np.testing.assert_array_equal(g, p)
+                np.testing.assert_array_equal(g, p, op.name)
 
 
-@pytest.mark.parametrize("dtype", CI_AND_PROOF, ids=lambda d: d.name)
-@pytest.mark.parametrize(
-    ("shape", "dim"), [((3, 77), -1), ((2, 5000), 1), ((2, 9001), 1), ((70, 6), 0), ((2, 900, 8), 1)]
-)
-def test_of_equal_ones_the_first_is_found_and_nan_before_all(
-    gpu: Any, dtype: Any, shape: tuple[int, ...], dim: int, compiled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
+_TIES = [((3, 77), -1), ((2, 5000), 1), ((2, 9001), 1), ((70, 6), 0), ((2, 900, 8), 1)]
+
+
+def _extremes(shape: tuple[int, ...], dtype: Any) -> list[np.ndarray[Any, Any]]:
+    """Ties, zeros of both signs, some NaN, nothing else, infinities alone and with one number at the end."""
     rng = generator("extremes", 0)
     ties = rng.integers(0, 3, shape).astype(dtype)
     zeros = np.copysign(np.zeros(shape), rng.standard_normal(shape)).astype(dtype)
     some = np.where(rng.random(shape) < 0.01, np.nan, rng.standard_normal(shape)).astype(dtype)
-    all_nan = np.full(shape, np.nan, dtype)
-    infinite = [np.full(shape, sign * np.inf, dtype) for sign in (1, -1)]
     late = np.full(shape, -np.inf, dtype)
     late[(-1,) * len(shape)] = 1.0
+    return [ties, zeros, some, *(np.full(shape, x, dtype) for x in (np.nan, np.inf, -np.inf)), late, -late]
 
-    def found(device: str) -> list[np.ndarray[Any, Any]]:
-        made = []
-        for drawn in (ties, zeros, some, all_nan, *infinite, late, -late):
-            x = flame.tensor(drawn, device=device)
-            for pick in (F.argmax, F.argmin):
-                made += [pick(x, dim).numpy(), pick(x).numpy()]
-            firsts = [F.topk(x, 6, dim, largest) for largest in (True, False)]
-            for pair in (F.max(x, dim), F.min(x, dim, keepdim=True), *firsts):
-                made += [np.asarray(t.numpy(), np.float64) for t in pair]
-        return made
 
-    found("cuda")
+@pytest.mark.parametrize("dtype", CI_AND_PROOF, ids=lambda d: d.name)
+def test_of_equal_ones_the_first_is_found_and_nan_before_all(
+    gpu: Any, dtype: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
+    cases = [(drawn, dim) for shape, dim in _TIES for drawn in _extremes(shape, dtype)]
+
+    def found(drawn: np.ndarray[Any, Any], dim: int, device: str) -> list[np.ndarray[Any, Any]]:
+        x = flame.tensor(drawn, device=device)
+        made = [t for pick in (F.argmax, F.argmin) for t in (pick(x, dim).numpy(), pick(x).numpy())]
+        firsts = [F.topk(x, 6, dim, largest) for largest in (True, False)]
+        pairs = (F.max(x, dim), F.min(x, dim, keepdim=True), *firsts)
+        return made + [np.asarray(t.numpy(), np.float64) for pair in pairs for t in pair]
+
+    for case in cases:
+        found(*case, "cuda")
     compiled.build()
-    for got, want in zip(found("cuda"), found("cpu"), strict=True):
-        np.testing.assert_array_equal(got, want)
+    for case in cases:
+        for got, want in zip(found(*case, "cuda"), found(*case, "cpu"), strict=True):
+            np.testing.assert_array_equal(got, want)
     assert not gpu.kernels.columns.counters.any(), "all who came have gone"

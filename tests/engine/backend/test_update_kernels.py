@@ -33,6 +33,7 @@ from flame_train.optimizers.lion import LionRule
 from flame_train.run.train.step_state import build_optimizer
 from flame_train.schedules.rex import Rex
 from flame_train.schedules.warmup_stable_decay import WarmupStableDecay
+from tests.engine.conftest import SOME_AND_PROOF
 
 SHAPES = {"a": (300, 7), "b": (65,), "c": (1,), "d": (128,)}
 LINKS = [ClipValue(0.3), ClipNorm(5.0), GradientNoise(0.01, seed=2**63 + 5)]
@@ -89,16 +90,19 @@ def trained(o: Optimizer, device: str, steps: range = range(8)) -> dict[str, np.
     return found if o.arena.compute_values is None else {**found, "low": get(o.arena.compute_values).astype(np.float32)}
 
 
-def test_one_pass_gives_the_bits_of_the_links(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@SOME_AND_PROOF
+def test_one_pass_gives_the_bits_of_the_links(
+    gpu: Any, compiled: Any, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only a schedule's cosine and power may be a unit off: NumPy has its own."""
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
     monkeypatch.setattr(update, "_BLOCKS", 3)
     monkeypatch.setattr(GradientNoise, "CHUNK", 256)
-    for case in CASES:
+    for case in CASES[::every]:
         trained(make("cuda", *case), "cuda")
     compiled.build()
     skipped = set[float]()
-    for case in CASES:
+    for case in CASES[::every]:
         reference, o = make("cpu", *case), make("cuda", *case)
         assert isinstance(reference._update, ReferenceUpdate)
         assert isinstance(o._update, FusedUpdate)
