@@ -11,6 +11,7 @@ from flame_train import cli
 from flame_train.engine import nn
 from flame_train.models.common.small import write_small
 from flame_train.models.registry import FAMILIES
+from tests.tiny_sdxl import write_tiny_sdxl
 
 MODELS = ("sd3", "flux")
 
@@ -81,20 +82,22 @@ def train(config_file: Path, family: str) -> Callable[..., int]:
 
 
 @pytest.fixture
-def write_base() -> Callable[[str, Path], None]:
-    """Writes the base of `train_small` into a folder."""
-    return lambda family, folder: FAMILIES[family].write_small_base(folder, 3)
+def trained_base() -> None:
+    """Tests that ask for it train the small SDXL of the package, for what it learned or its sizes."""
 
 
 @pytest.fixture
-def train_small(drawn: Path, tmp_path: Path, write_base: Callable[[str, Path], None]) -> Callable[..., int]:
+def train_small(drawn: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., int]:
     """Trains a small model of any family on drawn images, as the settings say."""
 
     def train(family: str, *settings: str) -> int:
         base = tmp_path / family
         if not base.exists():
             base.mkdir()
-            write_base(family, base)
+            if family == "sdxl" and "trained_base" not in request.fixturenames:
+                write_tiny_sdxl(base / "base.safetensors", 3)
+            else:
+                FAMILIES[family].write_small_base(base, 3)
             (base / "config.toml").write_text(
                 f'[model]\ncheckpoint = "{base / "base.safetensors"}"\n[data]\npath = "{drawn}"\nresolution = 64\n'
                 "bucket_step = 32\nbatch_size = 2\n[lora]\nrank = 2\nalpha = 2.0\n[train]\nsteps = 3\n"

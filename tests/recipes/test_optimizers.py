@@ -12,7 +12,6 @@ import pytest
 from flame_train.engine.optim.transform import shown_by
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.optimizers import OPTIMIZERS
-from tests.tiny_sdxl import write_tiny_sdxl
 
 IN_CI = ("schedule_free_adamw", "prodigy")  # one that keeps other weights for drawing, and one that finds its rate
 CASES = [("sdxl", name) for name in OPTIMIZERS] + [
@@ -21,19 +20,6 @@ CASES = [("sdxl", name) for name in OPTIMIZERS] + [
     for name in OPTIMIZERS
     if name not in ("adamw", "sgd")
 ]
-
-
-@pytest.fixture
-def write_base(write_base: Callable[[str, Path], None]) -> Callable[[str, Path], None]:
-    """SDXL's is a tiny one here, where every optimizer trains it three times."""
-
-    def write(family: str, folder: Path) -> None:
-        if family == "sdxl":
-            write_tiny_sdxl(folder / "base.safetensors", 3)
-        else:
-            write_base(family, folder)
-
-    return write
 
 
 def lora(folder: Path) -> dict[str, bytes]:

@@ -116,6 +116,7 @@ def test_a_class_stands_in_the_triggers_place(run: Run, tmp_path: Path) -> None:
     assert EncoderInput(asked[0]) in plan.prompts
 
 
+@pytest.mark.usefixtures("trained_base")
 def test_memory_counts_the_further_rows(run: Run, tmp_path: Path, drawn: Path) -> None:
     run("sdxl", "first", {}, 1)
     source = str(tmp_path / "sdxl" / "config.toml")
