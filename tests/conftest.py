@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -57,6 +58,23 @@ def own_mode() -> Iterator[None]:
     token = mode._MODE.set(mode._DEFAULT)
     yield
     mode._MODE.reset(token)
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[list[str]]:
+    """To stand for `sys.executable` before `-m flame_train` and `-c`: a process that begins with its imports made."""
+    if sys.platform != "linux":
+        yield [sys.executable]
+        return
+    program = str(Path(__file__).with_name("forked.py"))
+    with tempfile.TemporaryDirectory(prefix="fork-") as folder:
+        place, environment = f"{folder}/socket", os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+        command = [sys.executable, program, place]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"ready\n"
+            yield [sys.executable, "-I", "-S", program, place]
+            server.communicate()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,12 @@ class Study:
 
     folder: Path
     base: Path
+    python: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def cold(self) -> Study:
+        """The same in processes that begin as a user's do: they are the launcher's own, by number and environment."""
+        return replace(self, python=[sys.executable])
 
     def command(self, name: str, **changes: Any) -> list[str]:
         """The command of the run called so; `changes` are settings with `__` for the dot."""
@@ -64,7 +69,7 @@ class Study:
         }
         config = self.folder / f"{name}-{len(list(self.folder.glob('*.toml')))}.toml"
         config.write_text("".join(f"{key} = {toml_value(value)}\n" for key, value in settings.items()))
-        return [sys.executable, "-m", "flame_train", "train", "--config", str(config), "--device", "cpu"]
+        return [*self.python, "-m", "flame_train", "train", "--config", str(config), "--device", "cpu"]
 
     def start(self, name: str, ranks: int, **changes: Any) -> subprocess.Popen[str]:
         command = self.command(name, **changes)
@@ -81,11 +86,11 @@ class Study:
 
     def scripted(self, name: str, ranks: int, script: str, **changes: Any) -> tuple[int, str]:
         """The same in processes that run `script` before the command: its exit status and what it said."""
-        _, _, _, *arguments = self.command(name, **changes)
+        arguments = self.command(name, **changes)[len(self.python) + 2 :]
         whole = f"{script}\nfrom flame_train.cli import main\nmain()\n"
         assert MPIRUN is not None
         ended = subprocess.run(
-            [MPIRUN, *OPEN_MPI, "-n", str(ranks), sys.executable, "-c", whole, *arguments],
+            [MPIRUN, *OPEN_MPI, "-n", str(ranks), *self.python, "-c", whole, *arguments],
             capture_output=True,
             text=True,
             check=False,
@@ -121,7 +126,7 @@ def draw(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def study(tmp_path_factory: pytest.TempPathFactory, forked: list[str]) -> Any:
     """study(family): the runs of a family on its small base model."""
     if MPIRUN is None:
         pytest.skip("needs mpirun: pip install 'flame-train[multi]'")
@@ -135,7 +140,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Any:
                 write_tiny_sdxl(folder / "base.safetensors", 3)
             else:
                 FAMILIES[family].write_small_base(folder, 3)
-            made[family] = Study(folder, folder / "base.safetensors")
+            made[family] = Study(folder, folder / "base.safetensors", forked)
         return made[family]
 
     return of

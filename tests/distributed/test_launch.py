@@ -68,7 +68,7 @@ def test_nothing_goes_on_when_it_is_killed(study):
 
 def launched(runs: Study, name: str) -> subprocess.Popen[str]:
     """Two processes by `--gpus`, after their first step."""
-    command = [*runs.command(name, train__steps=4000, checkpoint__every=100_000), "--gpus", "2"]
+    command = [*runs.cold().command(name, train__steps=4000, checkpoint__every=100_000), "--gpus", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON)
     log = runs.folder / name / "log.jsonl"
     wait_for(lambda: log.exists() and log.stat().st_size > 0, process)

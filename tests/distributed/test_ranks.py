@@ -59,7 +59,7 @@ def test_several_processes_train_what_one_does_and_twice_the_same_bytes(study, f
         several = runs.finish(name, ranks, gradient__accumulation=micro_batches, train__steps=steps)
         assert farthest(one, several) < WITHIN
         np.testing.assert_allclose(runs.losses(name), runs.losses(f"one-{steps}"), rtol=1e-4)
-    again = runs.finish(f"again-{steps}", ranks, gradient__accumulation=micro_batches, train__steps=steps)
+    again = runs.cold().finish(f"again-{steps}", ranks, gradient__accumulation=micro_batches, train__steps=steps)
     assert all((several[name] == again[name]).all() for name in several)
 
 

@@ -74,7 +74,7 @@ def test_all_go_on_from_what_the_leading_process_brings_once(study):
 
 
 def test_a_signal_to_one_process_saves_sends_and_ends_all(study):
-    runs: Study = study("sdxl")
+    runs: Study = study("sdxl").cold()
     store = runs.folder / "store-of-signalled"
     process = runs.start(
         "signalled-remote", 2, train__steps=400, checkpoint__every=100_000, output__remote=f"file://{store}"

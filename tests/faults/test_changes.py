@@ -248,7 +248,7 @@ def test_a_run_that_ran_out_of_memory_is_continued_with_checkpointing(job, whole
 
 def test_two_programs_in_one_folder(job, program, whole):
     """The second is refused while the first works, and told who that is; the first does not notice."""
-    first = program.start(*job.arguments("sdxl-lora"))
+    first = program.start_python("-m", "flame_train", *job.arguments("sdxl-lora"))
     log = job.out / "log.jsonl"
     while first.poll() is None and not (log.exists() and log.stat().st_size):
         os.sched_yield()

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import Program
-
 SIGNALS = {"int": 130, "term": 143, "hup": 129, "usr1": 138}
 
 
@@ -149,19 +147,13 @@ def test_a_hangup_that_nohup_ignores_does_not_stop_the_run(job, program, whole):
     assert job.result() == whole
 
 
-def test_these_tests_do_not_depend_on_what_whoever_started_them_ignores(job, tmp_path):
+def test_these_tests_do_not_depend_on_what_whoever_started_them_ignores(job, program):
     """Under `nohup` a child would ignore SIGHUP from the beginning, and rightly go on."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        deaf = Program(tmp_path)
-        armed = str(Path(__file__).with_name("armed.py"))
-        cold = deaf.start_python(armed, "train.in_step:5:hup", *job.arguments("sdxl-lora"))
-        cold.communicate()
+        warm = program(*job.arguments("sdxl-lora"), failpoint="train.in_step:1:hup")
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert cold.returncode == 129
-    warm = deaf(*job.arguments("sdxl-lora"), failpoint="train.in_step:1:hup")
-    deaf.close()
     assert warm.code == 129
 
 

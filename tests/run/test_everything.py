@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -123,13 +122,13 @@ def result(config: str) -> bytes:
 @pytest.mark.parametrize(
     "family", ["sdxl", pytest.param("sd3", marks=pytest.mark.proof), pytest.param("flux", marks=pytest.mark.proof)]
 )
-def test_killed_and_continued_it_is_the_same_bytes(config, tmp_path, family):
+def test_killed_and_continued_it_is_the_same_bytes(config, tmp_path, family, forked):
     path = config(family=family)
     arm = "import sys; from flame_train.disk import failpoint; failpoint.arm(sys.argv.pop(1)); "
     program = arm + "from flame_train import cli; cli.main()"
     for point in ("train.in_step:9", "train.before_update:3"):
         ended = subprocess.run(
-            [sys.executable, "-c", program, point, "train", "--config", path, "--device", "cpu"],
+            [*forked, "-c", program, point, "train", "--config", path, "--device", "cpu"],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True,

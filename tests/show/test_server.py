@@ -306,9 +306,9 @@ def test_without_the_extra_the_command_says_how_to_install_it(made, monkeypatch,
 
 
 @pytest.mark.parametrize("options", [[], ["--token"], ["--host", "0.0.0.0"]])
-def test_the_command_serves_until_ctrl_c(made, options):
+def test_the_command_serves_until_ctrl_c(made, options, forked):
     folder = made().folder
-    command = [sys.executable, "-m", "flame_train", "show", str(folder), "--no-browser", *options]
+    command = [*forked, "-m", "flame_train", "show", str(folder), "--no-browser", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         address = urlsplit(process.stdout.readline().split()[0])
         assert ask(address.port, "/run.json?name=run")[0] == (403 if options else 200)
