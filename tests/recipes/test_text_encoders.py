@@ -95,6 +95,7 @@ def test_every_kind_has_the_keys_that_web_interfaces_read(kind: str, run: Run) -
         assert 2.0 in alphas
 
 
+@pytest.mark.usefixtures("trained_base")
 def test_both_formats_go_there_and_back(run: Run) -> None:
     from flame_train import cli
 
