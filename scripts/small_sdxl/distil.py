@@ -28,13 +28,13 @@ from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.model import Denoiser
 from flame_train.models.common.small import SMALL_SDXL
 from flame_train.quickstart.drawings import scenes
-from flame_train.run.check.check import check
+from flame_train.run.check.check_run import check
 from flame_train.run.plan.plan import Plan
 from flame_train.run.sampling.draw import uncropped
 from flame_train.run.train.step_state import load_denoiser
 from flame_train.text_encoders.running import tokens_of
 
-SIDE, GUIDANCE, FINE, FEW = 96, 5.0, 8, 4
+SIDE, GUIDANCE, FINE, FEW = 96, 5.0, 8, 2
 _BATCH, _RATE, _SEED = 16, 4e-4, 2308
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

@@ -121,6 +121,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "save_every": own.interval("checkpoint.every", "save_every_unit"),
         "backup_after": own.interval("checkpoint.every", "backup_after_unit"),
         "samples": sample_prompts.of_onetrainer,
+        "sample_skip_first": own.without_first,
         "with_masks": own.with_masks,
         "unmasked_probability": own.unmasked,
         "validate_after": own.validated,

@@ -229,6 +229,15 @@ def interval(steps: str, unit: str, other: str = "") -> Any:
     return convert
 
 
+def without_first(value: Any, source: Source) -> Any:
+    """Converts how long no image is drawn to `sample.first`; what goes beyond the first interval is not carried."""
+    if is_off(value):
+        return NOTHING
+    if value <= (source.get("sample_after") or 0):
+        return False
+    return Changed(False, "", ("grids between the first step and the end of that time are drawn",))
+
+
 def validated(value: Any, source: Source) -> Any:
     if not source.get("validation"):
         return NOTHING

@@ -172,6 +172,10 @@ MEANT = {
         trainer(concepts=[{"path": "i", "image": {"enable_resolution_override": True, "resolution_override": "768"}}]),
         {"data.resolution": 768},
     ),
+    "it draws first unless it is told to wait": (
+        trainer(sample_after=2, sample_after_unit="EPOCH", sample_skip_first=1),
+        {"sample.first": False, "sample.every_epochs": 2},
+    ),
     "tags that are dropped one by one": (
         trainer(
             concepts=[
@@ -222,6 +226,10 @@ TOLD = {
     "samples of OneTrainer": (
         trainer(concepts=[{"path": "i", "balancing": 40.0, "balancing_strategy": "SAMPLES"}]),
         "40 images of the folder in an epoch",
+    ),
+    "its wait of several intervals": (
+        trainer(sample_after=2, sample_after_unit="EPOCH", sample_skip_first=6),
+        "grids between the first step and the end of that time",
     ),
     "steps of it without masks": (trainer(masked_training=True, unmasked_probability=0.1), "in 90% of them"),
 }
