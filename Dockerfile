@@ -22,7 +22,7 @@ RUN python3 -m venv /opt/flame-train \
     && /opt/flame-train/bin/pip install --no-cache-dir "$(ls /tmp/wheels/flame_train-*.whl)[cuda13,gguf,remote,show]"
 # Kernels of the usual runs for these compute capabilities; others are compiled at the first start, into /cache.
 ARG ARCHITECTURES="80 86 89 90 120"
-ARG MODELS="sdxl flux-dev z-image qwen-image krea2"
+ARG MODELS="sdxl flux-dev zimage qwen-image krea2"
 RUN /opt/flame-train/bin/python scripts/kernels_wheel.py /tmp/wheels --architectures ${ARCHITECTURES} --models ${MODELS} \
     && /opt/flame-train/bin/pip install --no-cache-dir --no-deps /tmp/wheels/flame_train_kernels-*.whl
 

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import hmac
 import ipaddress
+import os
 import secrets
 import socket
 import webbrowser
@@ -33,6 +34,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HOST: Final = "127.0.0.1"
 TOKEN: Final = "token"
+_TOKEN_VARIABLE: Final = "FLAME_TRAIN_TOKEN"
+_SHORTEST: Final = 16  # characters
 
 _HEADERS: Final[Mapping[str, str]] = {
     # Plotly sets styles; no script runs but the files of this server, whatever a caption holds
@@ -143,10 +146,10 @@ def show(
         browser: whether to open the page, where it needs no token.
         say: gets the page's address, with the token where one is needed.
         host: the address to listen on. Where other machines reach it, each request needs a token.
-        token: whether one is needed on an address of this machine alone, too.
+        token: whether one is needed on an address of this machine alone, too. It is `FLAME_TRAIN_TOKEN`, else made.
 
     Raises:
-        ConfigError: no run is there, the port is taken, or the address is none of this machine.
+        ConfigError: no run is there, the port is taken, the address is none of this machine, or the token is short.
         EnvironmentFault: the extra is not installed.
     """
     library = Library(folders)
@@ -161,8 +164,10 @@ def show(
         ) from error
     with listening(port, host) as listener:
         port = listener.getsockname()[1]
-        secret = secrets.token_urlsafe(32) if token or not is_own(host) else ""
-        address = f"http://{_name(host)}:{port}/" + (f"?{TOKEN}={secret}" if secret else "")
+        given = _given_token()
+        secret = given or secrets.token_urlsafe(32) if token or given or not is_own(host) else ""
+        written = f"${_TOKEN_VARIABLE}" if given else secret  # who gave it knows it, and logs are read by others
+        address = f"http://{_name(host)}:{port}/" + (f"?{TOKEN}={written}" if secret else "")
         app = Guard(Pages(library).app(), port, host, secret)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=1
@@ -172,6 +177,17 @@ def show(
             webbrowser.open(address)
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
+
+
+def _given_token() -> str:
+    """Returns the token of the environment, for a server that starts by itself; empty: none. Raises ConfigError."""
+    given = os.environ.get(_TOKEN_VARIABLE, "")
+    if given and (len(given) < _SHORTEST or quote(given, safe="") != given):
+        raise ConfigError(
+            f"{_TOKEN_VARIABLE}: expected {_SHORTEST} letters, digits, - or _, or more; "
+            "`openssl rand -hex 24` makes such a token"
+        )
+    return given
 
 
 def listening(port: int, host: str = HOST) -> socket.socket:

@@ -93,7 +93,8 @@ def test_no_other_site_may_read_or_frame_an_answer_and_no_script_but_ours_runs(p
         assert "frame-ancestors 'none'" in policy
 
 
-TOKEN = "aToken-of_64"
+TOKEN = "aToken-of_64bits"
+VARIABLE = "FLAME_TRAIN_TOKEN"
 PAGES = ("/", "/run?name=run", "/run.json?name=run", "/file?name=run&path=log.jsonl", "/assets/page.js", "/nothing")
 
 
@@ -303,6 +304,27 @@ def test_without_the_extra_the_command_says_how_to_install_it(made, monkeypatch,
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert cli.run(["show", str(made().folder), "--no-browser"]) == 4
     assert "pip install 'flame-train[show]'" in capsys.readouterr().err
+
+
+def test_a_token_of_the_environment_is_asked_for_and_not_written(made):
+    command = [sys.executable, "-m", "flame_train", "show", str(made().folder), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {VARIABLE: TOKEN}) as process:
+        line = process.stdout.readline()
+        assert TOKEN not in line
+        port = urlsplit(line.split()[0]).port
+        assert ask(port, "/")[0] == 403
+        assert ask(port, f"/?token={TOKEN}")[0] == 303
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("token", ["short", "with a blank and more", "a&b=c&d=e&f=g&h=i"])
+def test_a_token_that_is_easy_to_guess_or_changes_in_an_address_is_refused(made, monkeypatch, capsys, token):
+    monkeypatch.setenv(VARIABLE, token)
+    assert cli.run(["show", str(made().folder), "--no-browser"]) == 2
+    said = capsys.readouterr().err
+    assert VARIABLE in said
+    assert token not in said
 
 
 @pytest.mark.parametrize("options", [[], ["--token"], ["--host", "0.0.0.0"]])
