@@ -14,7 +14,7 @@ DOCUMENTS = sorted(
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     if path.parent.name != "log"  # the log speaks of the files of its day
 )
-FOLDERS = ("flame_train", "benchmarks", "tests", "scripts", "docs", "configs")
+FOLDERS = (".github", "flame_train", "benchmarks", "tests", "scripts", "docs", "configs")
 ENDINGS = ("py", "cu", "cuh", "cpp", "md", "toml", "sh", "json", "jsonl", "txt", "png", "safetensors")
 ELSEWHERE = frozenset(
     [

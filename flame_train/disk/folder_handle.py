@@ -7,14 +7,18 @@ change it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import stat
+import time
 from pathlib import Path
 from typing import Final, Protocol
 
 from flame_train.disk.system import BINARY, FOLDER, NO_LINK
+
+_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds
 
 
 class FolderHandle(Protocol):
@@ -133,7 +137,12 @@ class PathHandle:
         return os.lstat(self._at(name))
 
     def rename(self, name: str, new: str) -> None:
-        os.replace(self._at(name), self._at(new))
+        """Renames; a file that another program has open is waited for, as virus scanners open each new one."""
+        for pause in _PAUSES:
+            with contextlib.suppress(PermissionError):
+                return os.replace(self._at(name), self._at(new))
+            time.sleep(pause)
+        return os.replace(self._at(name), self._at(new))
 
     def remove_file(self, name: str) -> None:
         os.unlink(self._at(name))

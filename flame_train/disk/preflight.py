@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flame_train.disk.system import FOLDER
 from flame_train.errors import ConfigError, OutputError
 
 _MARGIN = 1.2  # a preflight asks for this much more than the expected size
@@ -63,7 +64,8 @@ def disk_message(path: Path, needed: int | None, error: OSError) -> str:
         need = f" of {size(needed)}" if needed is not None else ""
         return f"{path}: a file{need} is larger than this system or its limits (ulimit -f) allow"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{path}: cannot be written ({error.strerror}); choose a folder this user may write to"
+        close = "" if FOLDER is not None else "close the program that has it open, or "
+        return f"{path}: cannot be written ({error.strerror}); {close}choose a folder this user may write to"
     if error.errno == errno.ELOOP:
         return f"{path}: cannot be written: expected a plain file, found a link; remove it, or choose another place"
     if error.errno in (errno.EEXIST, errno.ENOTDIR) and (obstacle := _obstacle(path.parent)):

@@ -8,12 +8,15 @@ bytes cannot be read by others.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import importlib
 import os
+import re
 import secrets
+import sys
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 NONBLOCK: Final[int] = getattr(os, "O_NONBLOCK", 0)
 """Opening a pipe does not wait for its other end. Windows has no pipes among its files."""
@@ -33,6 +36,24 @@ READ_AND_SYNC: Final[int] = os.O_RDONLY if FOLDER is not None else os.O_RDWR
 
 HAS_CHANGE_TIME: Final[bool] = not hasattr(os.stat_result, "st_file_attributes")
 """`st_ctime` is when a file was changed last, and nobody can set it. On Windows it is when the file was made."""
+
+
+_RESERVED: Final = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9¹²³]) *(\..*)?", re.IGNORECASE)
+_LONGEST_PATH: Final = 259  # characters that Windows takes where long paths are not enabled
+
+
+def is_device_name(name: str) -> bool:
+    """Tells whether Windows has a device of this name in every folder, so that no file there can have it."""
+    return _RESERVED.fullmatch(name) is not None
+
+
+def path_limit() -> int | None:
+    """Returns how many characters a whole path may have; None: more than anybody writes."""
+    if sys.platform != "win32":
+        return None
+    ntdll: Any = ctypes.WinDLL("ntdll")
+    enabled = getattr(ntdll, "RtlAreLongPathsEnabled", None)  # Windows 10 of 2016 and later
+    return None if enabled is not None and enabled() & 0xFF else _LONGEST_PATH
 
 
 def optional_module(name: str) -> ModuleType | None:

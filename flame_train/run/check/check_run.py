@@ -23,6 +23,7 @@ from flame_train.data.sets import image_sets
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
+from flame_train.disk.system import is_device_name, path_limit
 from flame_train.engine import nn
 from flame_train.errors import ConfigError
 from flame_train.io.hub import resolve_checkpoint
@@ -35,6 +36,8 @@ from flame_train.text_encoders.encoder import TextEncoder
 
 _FILE_NAME: Final = re.compile(r'(?![. ])(?!.*\.safetensors$)[^\x00-\x1f/\\:*?"<>|]*[^\x00-\x1f/\\:*?"<>|. ]')
 _LONGEST_NAME: Final = 200
+_INSIDE: Final = 90
+"""Characters that a path in a run folder has beside the folder's and the LoRA's name, temporary ones included."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,8 +226,19 @@ def _check_grid(step: int, model: Model) -> None:
 
 
 def _check_places(config: Config) -> None:
-    """Refuses a run inside its own folder of images: it would read its grids. Hidden folders are never read."""
+    """Refuses a run inside its own folder of images: it would read its grids. Hidden folders are never read.
+
+    Raises ConfigError too where the system has no such long paths as the run's files would have.
+    """
     out = Path(config.output.dir).resolve()
+    limit = path_limit()
+    longest = None if limit is None else limit - _INSIDE - len(config.output.name)
+    if longest is not None and len(str(out)) > longest:
+        raise ConfigError(
+            f"output.dir: expected at most {longest} characters, got {len(str(out))}: {out}; paths of Windows have "
+            f"{limit}, those of files in the run folder included; choose a shorter one, or enable long paths of "
+            "Windows (LongPathsEnabled)"
+        )
     for images in (image_set.folder.resolve() for image_set in image_sets(config.data)):
         if out.is_relative_to(images) and not any(p.startswith(".") for p in out.relative_to(images).parts):
             raise ConfigError(
@@ -241,6 +255,8 @@ def _check_weights(data: DataSection) -> None:
 
 def _check_name(name: str) -> None:
     """Refuses a name of the LoRA's file that is none on some system, or has no room for a step and an ending."""
+    if is_device_name(name):
+        raise ConfigError(f"output.name: expected another name: {name!r} is a device on Windows, and no file there")
     if name and (not _FILE_NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME):
         raise ConfigError(
             f"output.name: expected a file name without folder and ending, of at most {_LONGEST_NAME} bytes and with "
