@@ -19,6 +19,7 @@ ENDINGS = ("py", "cu", "cuh", "cpp", "md", "toml", "sh", "json", "jsonl", "txt",
 ELSEWHERE = frozenset(
     [
         "my.toml",
+        "/runs",
         "zkfox.safetensors",
         "run.py",
         "llama.cpp",
@@ -91,7 +92,7 @@ def cited(text: str) -> Iterator[str]:
 def paths() -> frozenset[str]:
     """Every file and folder of the repository, from its root."""
     found = [path for folder in FOLDERS for path in [ROOT / folder, *(ROOT / folder).rglob("*")]]
-    return frozenset(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.*"), *found])
+    return frozenset(path.relative_to(ROOT).as_posix() for path in [*ROOT.iterdir(), *found])
 
 
 def exists(name: str, document: Path, paths: frozenset[str]) -> bool:

@@ -16,7 +16,7 @@ import re
 import secrets
 import sys
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 NONBLOCK: Final[int] = getattr(os, "O_NONBLOCK", 0)
 """Opening a pipe does not wait for its other end. Windows has no pipes among its files."""
@@ -49,11 +49,12 @@ def is_device_name(name: str) -> bool:
 
 def path_limit() -> int | None:
     """Returns how many characters a whole path may have; None: more than anybody writes."""
-    if sys.platform != "win32":
-        return None
-    ntdll: Any = ctypes.WinDLL("ntdll")
-    enabled = getattr(ntdll, "RtlAreLongPathsEnabled", None)  # Windows 10 of 2016 and later
-    return None if enabled is not None and enabled() & 0xFF else _LONGEST_PATH
+    if sys.platform == "win32":
+        enabled = getattr(ctypes.WinDLL("ntdll"), "RtlAreLongPathsEnabled", None)  # Windows 10 of 2016 and later
+        limit = None if enabled is not None and enabled() & 0xFF else _LONGEST_PATH
+    else:
+        limit = None
+    return limit
 
 
 def optional_module(name: str) -> ModuleType | None:
