@@ -1,4 +1,4 @@
-"""`flame-train adapter`: what it draws, keeps, continues and writes. `test_small_distilled.py` shows what it is for."""
+"""`flame-train adapter`: what it draws, keeps, continues and writes."""
 
 from __future__ import annotations
 
