@@ -25,6 +25,7 @@ def register(
     schedule: type | None = None,
     adapter: type | None = None,
     sampler: type | None = None,
+    objective: type | None = None,
 ) -> None:
     """Adds classes of your own to the choices of a config; call it before `train`.
 
@@ -42,6 +43,7 @@ def register(
         schedule: derives from `flame_train.schedules.ScheduleKind`.
         adapter: derives from `flame_train.adapters.kinds.AdapterKind`.
         sampler: derives from `flame_train.diffusion.samplers.Sampler`.
+        objective: derives from `flame_train.diffusion.objective_kind.ObjectiveKind`.
 
     Raises:
         TypeError: nothing to register, another class, a method or key that does not fit.
@@ -61,6 +63,7 @@ def train(
     *,
     overrides: Sequence[str] = (),
     device: str = "cuda",
+    gpus: int = 1,
     on_step: Callable[[Mapping[str, Any]], object] | None = None,
     on_checkpoint: Callable[[int, Path], object] | None = None,
     on_sample: Callable[[int, Path], object] | None = None,
@@ -79,6 +82,8 @@ def train(
         config: the config's file, or its sections as a mapping: `{"model": {"checkpoint": ...}, ...}`.
         overrides: `section.key=value`, on top of it.
         device: "cuda", "cuda:1" and so on, or "cpu".
+        gpus: processes that train together, one a GPU. With more than one the script is started anew in each, and what
+            follows this call runs there alone. Only the leading process has callbacks and a result; others get {}.
         on_step: `on_step(record)` gets each line of the run's log, a read-only mapping, one step late.
         on_checkpoint: `on_checkpoint(step, folder)` gets a step and the folder of its checkpoint, a Path.
         on_sample: `on_sample(step, file)` gets a step and the file of its sample grid, a Path.
@@ -98,6 +103,7 @@ def train(
     import os
     from collections.abc import Mapping
 
+    from flame_train.distributed.launch import start_again
     from flame_train.engine.mode import gpu_number
     from flame_train.errors import ConfigError, kind_of
     from flame_train.run.commands.stages import train as run
@@ -115,6 +121,10 @@ def train(
         gpu_number(device)
     except ValueError as error:
         raise ConfigError(f"flame_train.train: {error}") from None
+    if not isinstance(gpus, int) or gpus < 1:
+        raise TypeError(f"flame_train.train: gpus: expected a number of processes from 1 on, got {gpus!r}")
+    if gpus > 1 and not dry_run:
+        start_again(gpus)
     source = os.fspath(config) if isinstance(config, (str, os.PathLike)) else config
     result = run(
         source,
@@ -122,6 +132,7 @@ def train(
         device,
         dry_run,
         callbacks=Callbacks(on_step, on_checkpoint, on_sample),
+        processes=gpus,
         accept_changed_code=accept_changed_code,
         quiet=quiet,
     )

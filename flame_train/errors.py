@@ -226,6 +226,10 @@ def without_memory(error: BaseException, remedy: str) -> str:
     return f"out of memory: {str(error) or 'no more to be had'}; {remedy}"
 
 
+class HostRead(RuntimeError):
+    """A captured step would read a value back to the host. A programmer's error: exit 1."""
+
+
 class ShapeError(ValueError):
     """An operation was given shapes, dtypes or attributes it cannot take. A programmer's error: exit 1."""
 

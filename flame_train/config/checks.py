@@ -14,6 +14,7 @@ from flame_train.config.key_rules import (
     contrastive_schedule_problem,
     hub_problem,
     min_rank_problem,
+    objective_problem,
     offload_problem,
     rank_exponent_problem,
 )
@@ -360,6 +361,8 @@ def checks() -> Iterator[Check]:
     yield Check(("lora.rank_exponent", "lora.min_rank"), rank_exponent_problem)
     yield Check(("loss.contrastive_scale", "loss.guidance_scale", "preservation.kind"), contrastive_problem)
     yield Check(("loss.contrastive_schedule", "loss.contrastive_scale"), contrastive_schedule_problem)
+    for path in ("loss.kind", "loss.weighting"):
+        yield Check((path,), partial(objective_problem, path=path))
     yield Check(("lora.max_norm", "optimizer.name"), _max_norm)
     for path, key in keys().items():
         yield Check((path,), partial(_own_problem, path=path))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from flame_train.adapters.kinds import ADAPTERS
+from flame_train.config.keys import keys
 from flame_train.config.schema import Config
+from flame_train.diffusion.objective_kind import OBJECTIVES, Denoising
 from flame_train.diffusion.preservation import PRESERVATIONS
 from flame_train.errors import ConfigError
 from flame_train.io.addresses import is_address, is_hub_name, problem_of
@@ -96,6 +98,15 @@ def contrastive_problem(config: Config) -> str | None:
         return '"off" is expected with preservation.kind = "slider", which trains no image'
     in_place = 'expected "off" with loss.guidance_scale, in whose place the network is told this scale'
     return in_place if told != 1.0 else None
+
+
+def objective_problem(config: Config, path: str) -> str | None:
+    """Says what is wrong with a key that a registered objective does not read; it makes the loss itself."""
+    own = OBJECTIVES.chosen(config.loss)
+    value, usual = getattr(config.loss, path.partition(".")[2]), keys()[path].default
+    if isinstance(own, Denoising) or value == usual:
+        return None
+    return f'expected "{usual}" with loss.objective = "{own.name}", which does not read it, got "{value}"'
 
 
 def contrastive_schedule_problem(config: Config) -> str | None:

@@ -21,6 +21,7 @@ from flame_train.config.keys import key_of, keys
 from flame_train.config.schema import Config
 from flame_train.diffusion.losses import LOSSES, LossKind
 from flame_train.diffusion.noise import NOISE_KINDS, NoiseKind
+from flame_train.diffusion.objective_kind import OBJECTIVES, ObjectiveKind
 from flame_train.diffusion.samplers import SAMPLERS, Sampler
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS, TimestepSampling
 from flame_train.diffusion.weightings import WEIGHTINGS, Weighting
@@ -39,6 +40,7 @@ KINDS: Final[Mapping[str, tuple[Table[Any], type[Entry]]]] = {
     "schedule": (SCHEDULES, ScheduleKind),
     "adapter": (ADAPTERS, AdapterKind),
     "sampler": (SAMPLERS, Sampler),
+    "objective": (OBJECTIVES, ObjectiveKind),
 }
 """What may be registered: its table, and the class that an entry derives from."""
 

@@ -27,6 +27,7 @@ from flame_train.data.caption_variants import CaptionKeys
 from flame_train.data.sets import DataSet, SetKeys
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import NOISE_KINDS
+from flame_train.diffusion.objective_kind import OBJECTIVES
 from flame_train.diffusion.preservation import PRESERVATIONS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
@@ -298,7 +299,7 @@ class LoraSection(Section):
     )
 
 
-@choices(NOISE_KINDS, LOSSES, WEIGHTINGS, TIMESTEP_SAMPLINGS)
+@choices(NOISE_KINDS, LOSSES, WEIGHTINGS, TIMESTEP_SAMPLINGS, OBJECTIVES)
 class LossSection(Section):
     """The loss, the noise levels and the noise."""
 

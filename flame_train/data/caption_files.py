@@ -27,12 +27,14 @@ class CaptionRule:
         lines: whether each line of a file is a caption of its own.
         folder_name: whether an image without a caption has its folder's name as one.
         default: the caption of images that have none; None makes a missing caption a problem.
+        group: endings of names that make a group of images, such as win and lose: NAME.win.png may have NAME.txt.
     """
 
     endings: tuple[str, ...] = CAPTION_ENDINGS
     lines: bool = False
     folder_name: bool = False
     default: str | None = None
+    group: tuple[str, ...] = ()
 
 
 class CaptionFiles:
@@ -78,11 +80,18 @@ class CaptionFiles:
         for source, entries in self._metadata:
             if key in entries:
                 by_file[source] = (entries[key].caption,)
+        if not by_file and (of_group := self._group_stem(stem)):
+            by_file = self._written(self._texts.get(of_group, {}))
         if not by_file:
             others = self._written(self._others.get(stem, {}))
             by_file = dict(list(others.items())[:1])
             self._elsewhere += bool(others)
         return by_file
+
+    def _group_stem(self, stem: str) -> str:
+        """Returns the name that an image has in common with its group; "" for one of no group."""
+        name, _, ending = stem.rpartition(".")
+        return name if ending in self._rule.group else ""
 
     def _written(self, by_ending: dict[str, list[tuple[int, str]]]) -> dict[str, tuple[str, ...]]:
         """Returns the captions in text files by the file's name, or that of the first of numbered ones."""
@@ -162,10 +171,11 @@ class CaptionFiles:
         if self._hidden:
             hold = counted(len(self._hidden), "caption holds", "captions hold")
             notices.append(f"{hold} a character that nobody sees and the model does, e.g. {self._hidden[0]}: remove it")
+        known = {*self._stems, *map(self._group_stem, self._stems)}
         orphans = [
             key
             for stem, by_ending in self._texts.items()
-            if stem not in self._stems
+            if stem not in known
             for those in by_ending.values()
             for _, key in those
         ]

@@ -93,6 +93,7 @@ class Dataset:
         caption_endings: Sequence[str] = CAPTION_ENDINGS,
         caption_lines: bool = False,
         folder_captions: bool = False,
+        group: Sequence[str] = (),
         masks: Masks = "off",
         mask_folder: Path | None = None,
         control: Sequence[Path] = (),
@@ -113,6 +114,7 @@ class Dataset:
             caption_endings: endings of caption files.
             caption_lines: whether each line of a caption file is a caption of its own.
             folder_captions: whether images without a caption have their folder's name as one.
+            group: endings of names that make a group of images, with captions in common.
             masks: where masks come from: files, or the images' alpha channels.
             mask_folder: the folder of mask files; None: they lie beside the images.
             control: folders of control images, of which each image has one in each.
@@ -132,7 +134,7 @@ class Dataset:
         if repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {repeats}")
         listing = list_files(path)
-        rule = CaptionRule(tuple(caption_endings), caption_lines, folder_captions, default_caption)
+        rule = CaptionRule(tuple(caption_endings), caption_lines, folder_captions, default_caption, tuple(group))
         scan = _Scan(
             path, listing, rule, masks, mask_folder, [ControlFolder(each) for each in control], min_side, max_ratio
         )

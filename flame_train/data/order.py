@@ -97,8 +97,9 @@ class BatchSchedule:
         *,
         weights: Sequence[float] | None = None,
         fill: bool = True,
+        group: int = 1,
     ) -> None:
-        """Groups the items by bucket and batch size.
+        """Sorts the items by bucket and batch size.
 
         Args:
             bucket_of: the bucket of each item.
@@ -106,6 +107,7 @@ class BatchSchedule:
             batch_size: items in a batch, one number for all or one for each item.
             weights: factor on the repeats of each item; 0 leaves it out. None: 1 for all.
             fill: whether the last batch of a bucket is filled up with items of the same bucket.
+            group: how many items, one after another, stand together in a batch; all is said of the first of them.
 
         Raises:
             ValueError: there are no items, a number is below 1, all weights are 0, or a list has another length.
@@ -123,7 +125,8 @@ class BatchSchedule:
                 f"got {count}, {repeats}, {batch_size} and {weights}"
             )
         members: dict[Group, dict[float, list[int]]] = {}
-        for index, (bucket, size, share) in enumerate(zip(bucket_of, sizes, shares, strict=True)):
+        for index in range(0, count, group):
+            bucket, size, share = bucket_of[index], sizes[index] // group, shares[index]
             if share:
                 members.setdefault((bucket, size), {}).setdefault(share, []).append(index)
         self._turns = {
@@ -131,7 +134,7 @@ class BatchSchedule:
             for group, by_share in members.items()
         }
         self._mixed = len({size for _, size in self._turns}) > 1
-        self._seed, self._fill = seed, fill
+        self._seed, self._fill, self.group = seed, fill, group
         self._last: tuple[int, tuple[Batch, ...]] | None = None
 
     @property
@@ -144,25 +147,26 @@ class BatchSchedule:
         """How many samples of an epoch are there only to make batches full."""
         if not self._fill:
             return 0
-        return sum(-count % size for size, count in self._counts())
+        return sum(-count % size for size, count in self._counts()) * self.group
 
     @property
     def samples_per_epoch(self) -> int:
         """How many samples an epoch has, those that fill batches included."""
-        return sum(count for _, count in self._counts()) + self.filled_per_epoch
+        return sum(count for _, count in self._counts()) * self.group + self.filled_per_epoch
 
     @property
     def largest_batch(self) -> int:
         """The samples of the largest batch."""
-        return max(size for _, size in self._turns)
+        return max(size for _, size in self._turns) * self.group
 
     @property
     def fullest(self) -> tuple[int, int]:
         """(batch size, samples in an epoch) of the group whose samples fill most of their batches."""
-        return max(self._counts(), key=lambda each: each[1] / each[0])
+        size, count = max(self._counts(), key=lambda each: each[1] / each[0])
+        return size * self.group, count * self.group
 
     def _counts(self) -> list[tuple[int, int]]:
-        """Returns (batch size, samples in an epoch) of each group."""
+        """Returns (batch size, samples in an epoch) of each bucket and batch size, in groups of items."""
         return [(size, sum(turns.per_epoch for turns in parts)) for (_, size), parts in self._turns.items()]
 
     def epoch_of(self, step: int) -> int:
@@ -198,7 +202,9 @@ class BatchSchedule:
         for start in range(0, count, size):
             filled = max(0, start + size - count) if self._fill else 0
             taken = np.concatenate([slots[start : start + size], slots[np.arange(filled) % count]])
-            batches.append(Batch(tuple(items[taken].tolist()), tuple(draws[taken].tolist()), bucket, filled))
+            indices = (items[taken][:, None] + np.arange(self.group)).ravel()
+            repeats = np.repeat(draws[taken], self.group)
+            batches.append(Batch(tuple(indices.tolist()), tuple(repeats.tolist()), bucket, filled * self.group))
         return batches
 
 

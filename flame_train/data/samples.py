@@ -136,6 +136,8 @@ class Samples:
     sets: tuple[DataSet, ...]
     rows: tuple[Sample, ...]
     notices: tuple[str, ...] = ()
+    group: int = 1
+    """How many rows, one after another, belong together."""
 
     @cached_property
     def placements(self) -> tuple[Placement, ...]:
@@ -183,6 +185,7 @@ class Samples:
             [row.set.batch_size for row in rows],
             seed,
             weights=[row.set.weight for row in rows],
+            group=self.group,
         )
 
     def to_json(self) -> list[dict[str, Any]]:

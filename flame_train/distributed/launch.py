@@ -1,4 +1,4 @@
-"""`--gpus N`: short for `mpirun -n N` of the same command on this machine.
+"""`--gpus N`: short for `mpirun -n N` of the same command or script on this machine.
 
 Open MPI answers SIGTERM and SIGINT with SIGKILL to all processes a quarter of a second later, which no option changes.
 SIGUSR1 it passes on. So this process stays beside it, and hands the signals that stop a run on as that one.
@@ -25,11 +25,29 @@ _WARNING: Final = STOPPING[-1]  # SIGUSR1, which Open MPI passes on
 _PR_SET_PDEATHSIG: Final = 1  # of Linux's prctl
 
 
+def start_again(processes: int) -> None:
+    """Starts the running script anew in so many processes, and ends with their exit status. Within these it returns.
+
+    Raises:
+        EnvironmentFault: there is no mpirun.
+        ConfigError: no script runs, or a launcher started another number of processes.
+    """
+    world = read_rank_info(os.environ).world
+    if world == processes:
+        return
+    if world > 1:
+        raise ConfigError(f"gpus = {processes}: a launcher started {world} processes; leave it out")
+    at_once = "-c" in sys.orig_argv[1:]
+    if "ipykernel" in sys.modules or not (at_once or getattr(sys.modules["__main__"], "__file__", None)):
+        raise ConfigError(f"gpus = {processes}: it starts the script anew, and none runs here; write this into a file")
+    sys.exit(start(processes, sys.orig_argv[1:]))
+
+
 def start(processes: int, arguments: Sequence[str]) -> int:
     """Runs `mpirun`: its exit status, or 128 + the number of the signal that stopped the run.
 
     Args:
-        arguments: of `flame-train`.
+        arguments: of Python: a module or script, and what follows it.
 
     Raises:
         EnvironmentFault: there is no mpirun.
@@ -82,13 +100,13 @@ def command_of(mpirun: str, processes: int, arguments: Sequence[str], open_mpi: 
 
     Args:
         mpirun: the launcher's file.
-        arguments: of `flame-train`; --gpus is left out.
+        arguments: of Python.
         open_mpi: whether the launcher is Open MPI's.
         as_root: whether root starts it.
     """
     ours = ["--bind-to", "none", "--oversubscribe"] if open_mpi else []
     root = ["--allow-run-as-root"] if open_mpi and as_root else []
-    return [mpirun, "-n", str(processes), *ours, *root, sys.executable, "-m", "flame_train", *without_gpus(arguments)]
+    return [mpirun, "-n", str(processes), *ours, *root, sys.executable, *arguments]
 
 
 def without_gpus(arguments: Sequence[str]) -> list[str]:

@@ -42,8 +42,8 @@ class HostBatch:
     """One micro-batch: arrays (B, ...) by name, its place in the run, and the files it came from.
 
     `step` counts optimizer updates from 0. `samples` (B,) number the samples within the update, over all its
-    micro-batches. So every random number of a run has a unique index. `sent` is the same batch on its way to the
-    device, if it was sent ahead.
+    micro-batches; those of a group have one number. So every random number of a run has a unique index. `sent` is the
+    same batch on its way to the device, if it was sent ahead.
     """
 
     arrays: Mapping[str, HostArray]
@@ -201,7 +201,7 @@ class Loader:
         batch = HostBatch(
             arrays=arrays,
             step=step,
-            samples=np.arange(size) + within * self._order.largest_batch,
+            samples=np.arange(size) // self._order.group + within * self._order.largest_batch,
             files=tuple(self._names[i] for i in planned.indices),
         )
         return self._send(batch) if self._send else batch

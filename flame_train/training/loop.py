@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import time
 import tomllib
+import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,8 +19,9 @@ from flame_train.config.training_sections import GradientSection, TrainSection
 from flame_train.disk.failpoint import fail_point, inject_nan
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
+from flame_train.engine.mode import capturing
 from flame_train.engine.optim import METRICS
-from flame_train.errors import NonFiniteError, Stopped, counted
+from flame_train.errors import ConfigError, HostRead, NonFiniteError, Stopped, counted
 
 from .batch import Batch, HostBatch, Signature
 from .gradient_norms import GradientNorms, block_names
@@ -27,6 +31,7 @@ from .step import micro, reduce, update
 from .trackers import TensorBoard, Tracker, Trackers, WeightsAndBiases
 
 _LOG = logging.getLogger(__name__)
+_PACKAGE: Final = str(Path(__file__).parents[1])
 _AGAIN = "run the same command to continue"
 
 
@@ -232,13 +237,40 @@ def _of_each(run: Run, figures: Mapping[str, float], name: str) -> list[float]:
     return [figures[f"{name}_{rank}"] for rank in range(run.state.group.world)]
 
 
+def _device_work(fn: Callable[[], None], run: Run) -> Callable[[], None]:
+    """Returns `fn`, where a script's code has a part in it, so that reading a value back is an error on the CPU too.
+
+    On a GPU the second step is captured, and refuses it itself.
+    """
+    if not run.sources.code:
+        return fn
+
+    def work() -> None:
+        try:
+            with nullcontext() if get_backend(run.session.device).asynchronous else capturing():
+                fn()
+        except HostRead as error:
+            raise ConfigError(
+                f"{_line_of(error)}: a step is captured, and reads no value back to the host: no float(), item(), "
+                "numpy() or branch on a tensor's value; compute with tensors, such as F.where"
+            ) from error
+
+    return work
+
+
+def _line_of(error: BaseException) -> str:
+    """Returns the innermost line outside of the package through which an error came, as "file.py:12"."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_PACKAGE)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "a script's code"
+
+
 class _Stepper:
     """Runs one optimizer step: its micro-batches through the captured step of their shape, then the update."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._micro: dict[Signature, tuple[Batch, Callable[[], None]]] = {}
-        self._update = capture(lambda: update(run.state), run.session.device)
+        self._update = capture(_device_work(lambda: update(run.state), run), run.session.device)
         reduced = partial(reduce, run.state)
         self._reduce = capture(reduced, run.session.device) if run.state.group.captured else reduced
         self._backend = get_backend(run.session.device)
@@ -276,7 +308,8 @@ class _Stepper:
         if signature not in self._micro:
             telling = self._run.images is not None
             batch = Batch(host, self._backend, self._run.state.dtype, telling=telling)
-            self._micro[signature] = batch, capture(lambda: micro(self._run.state, batch), self._run.session.device)
+            work = _device_work(lambda: micro(self._run.state, batch), self._run)
+            self._micro[signature] = batch, capture(work, self._run.session.device)
         return self._micro[signature]
 
 

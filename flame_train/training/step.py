@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from flame_train.adapters.dropping import Drops
 from flame_train.diffusion.contrast import NO_PROMPT, Contrast
+from flame_train.diffusion.objective_kind import ObjectiveKind
 from flame_train.diffusion.objectives import TrainingObjective
 from flame_train.diffusion.preservation import Preservation
 from flame_train.diffusion.preservation.off import Off
@@ -21,6 +23,7 @@ from flame_train.engine.backend import Backend
 from flame_train.engine.dtype import Array, DType
 from flame_train.engine.optim import Optimizer
 from flame_train.engine.random import Rng
+from flame_train.errors import ConfigError, kind_of
 
 from .batch import Batch
 
@@ -74,6 +77,8 @@ class State:
     """A context in which the network computes without its adapters."""
     contrast: Contrast | None = None
     """Contrastive guidance; None: predictions are compared as they are."""
+    own: ObjectiveKind | None = None
+    """A registered objective that makes the loss; None: `objective` does."""
     preservation: Preservation = field(default_factory=Off)
     """What a micro-batch trains beside the loss of its images, or in its place."""
     preservation_weight: float = 1.0
@@ -155,7 +160,7 @@ def micro(s: State, batch: Batch) -> None:
     each, levels = None, s.objective.levels(noised.t)
     if not s.preservation.instead:
         with s.drops.during(noised.rng, levels=levels):
-            each = losses_of(noised, s.objective, s.off, s.contrast)
+            each = losses_of(noised, s.objective, s.off, s.contrast, s.own)
             _add(s, each.mean())
     if s.preservation.active:
         preserved = _preserved(s, noised, levels)
@@ -190,15 +195,42 @@ def losses_of(
     objective: TrainingObjective,
     off: Callable[[], AbstractContextManager[None]] = nullcontext,
     contrast: Contrast | None = None,
+    own: ObjectiveKind | None = None,
 ) -> Tensor:
-    """Computes each sample's loss (B,), fp32; `off` leaves adapters out, for samples whose target the base gives."""
+    """Computes each sample's loss (B,), fp32, by `objective` or a registered one.
+
+    `off` leaves adapters out, for what the base predicts.
+    """
     share, target = noised.batch.base_is_target(), None
     if share is not None:
         base = base_prediction(noised, off)
         target = share * base + (1.0 - share) * objective.target(noised.latents, noised.noise, noised.t)
+    if own is not None and target is None:
+        target = objective.target(noised.latents, noised.noise, noised.t)
     weight = noised.batch.loss_weight()
     prediction = noised.prediction() if contrast is None else _contrasted(noised, objective, contrast, share)
+    if own is not None:
+        assert target is not None
+        level = objective.noise_level(noised.t)
+        prediction = prediction.float()
+        each = own.losses(prediction, target, noised.noise, level, noised.batch, partial(base_prediction, noised, off))
+        return _for_each(each, own, prediction)
     return objective.losses(prediction, noised.latents, noised.noise, noised.t, weight, target)
+
+
+def _for_each(each: Any, own: ObjectiveKind, prediction: Tensor) -> Tensor:
+    """Returns each sample's loss (B,) of what a registered objective made. Raises ConfigError for anything else."""
+    size, group = prediction.shape[0], max(1, len(own.group))
+    shapes = dict.fromkeys([(size,), (size // group,)])
+    if not isinstance(each, Tensor) or each.shape not in shapes:
+        got = f"shape {each.shape}" if isinstance(each, Tensor) else kind_of(each)
+        raise ConfigError(
+            f"loss.objective: expected {type(own).__name__}.losses to give a tensor of shape "
+            f"{' or '.join(map(str, shapes))}, a loss for each sample{' or group' * (group > 1)}, got {got}"
+        )
+    if prediction.requires_grad and not each.requires_grad:
+        raise ConfigError(f"loss.objective: expected the loss of {type(own).__name__} to depend on its prediction")
+    return each if each.shape == (size,) else each.reshape(-1, 1).expand(-1, group).reshape(size)
 
 
 def _contrasted(noised: Noised, objective: TrainingObjective, contrast: Contrast, share: Tensor | None) -> Tensor:

@@ -10,7 +10,8 @@ import sys
 import psutil
 import pytest
 
-from flame_train.distributed.launch import command_of, without_gpus
+from flame_train.distributed.launch import command_of, start_again, without_gpus
+from flame_train.errors import ConfigError
 
 from .conftest import ENVIRON, Study
 from .test_ranks import processes_of, saved, wait_for
@@ -25,12 +26,23 @@ def test_the_processes_get_the_command_without_the_option():
 
 
 def test_open_mpi_is_told_not_to_bind_and_that_root_may():
-    program = [sys.executable, "-m", "flame_train"]
-    mine = command_of("/usr/bin/mpirun", 4, ASKED, open_mpi=True, as_root=True)
+    mine = command_of("/usr/bin/mpirun", 4, LEFT, open_mpi=True, as_root=True)
     assert mine[:3] == ["/usr/bin/mpirun", "-n", "4"]
     assert {"--bind-to", "--oversubscribe", "--allow-run-as-root"} <= set(mine)
-    assert mine[-8:] == [*program, *LEFT]
-    assert command_of("mpirun", 2, ASKED, open_mpi=False, as_root=True) == ["mpirun", "-n", "2", *program, *LEFT]
+    assert mine[-6:] == [sys.executable, *LEFT]
+    assert command_of("mpirun", 2, LEFT, open_mpi=False, as_root=True) == ["mpirun", "-n", "2", sys.executable, *LEFT]
+
+
+def test_where_no_script_runs_none_is_started(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python"])
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    with pytest.raises(ConfigError, match="it starts the script anew, and none runs here"):
+        start_again(2)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    with pytest.raises(ConfigError, match="a launcher started 3 processes"):
+        start_again(2)
+    start_again(3)
 
 
 def test_a_dry_run_plans_for_all_and_starts_none(study):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from ...errors import HostRead
 from ..dtype import Array, DType
 from ..mode import mode
 from .base import Memory
@@ -96,7 +97,7 @@ class CpuBackend:
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         if mode().capturing:
-            raise RuntimeError("a captured step reads nothing back to the host: move this read out of the step")
+            raise HostRead("a captured step reads nothing back to the host: move this read out of the step")
         result: np.ndarray[Any, Any] = array
         return result
 

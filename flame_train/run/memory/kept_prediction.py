@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from flame_train.config.own_code import used_code
 from flame_train.data.samples import Samples
 from flame_train.disk.preflight import user_cache
 from flame_train.engine.backend.cupy_calls import CupyCall, Pattern
@@ -73,7 +74,7 @@ def _remove_oldest(folder: Path) -> None:
 def _identity(plan: Plan, gpu: Gpu, processes: int) -> str:
     checked = plan.checked
     decisive = {
-        "code": _code(),
+        "code": [*_code(), used_code(plan.config)],
         "gpu": gpu,
         "processes": processes,
         "config": plan.config.model_dump(mode="json", exclude=_UNRELATED),

@@ -15,6 +15,7 @@ from typing import Any, Final
 from flame_train.config.checks import broken
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
+from flame_train.diffusion.objective_kind import OBJECTIVES
 from flame_train.errors import ConfigError
 from flame_train.networks.block_offload import BUFFERS
 from flame_train.run.check.adapted_layers import block_sizes, blocks_named, blocks_streamed, text_share
@@ -77,7 +78,7 @@ def _micro_batches(config: Config) -> list[Settings]:
     of_sets = any("batch_size" in one.model_fields_set for one in config.data.sets)
     while True:
         settings.append({"data.batch_size": size, "gradient.accumulation": parts})
-        if size % 2 or of_sets:
+        if size % (2 * max(1, len(OBJECTIVES.chosen(config.loss).group))) or of_sets:
             return settings
         size, parts = size // 2, parts * 2
 

@@ -13,9 +13,11 @@ from flame_train.data.bucketed import BucketedDataset, assign_buckets
 from flame_train.data.buckets import BucketRule
 from flame_train.data.companion_files import refuse_black
 from flame_train.data.dataset import Dataset, DatasetError, Item
+from flame_train.data.groups import grouped
 from flame_train.data.images import decoded_images
 from flame_train.data.samples import Samples, refuse_common, samples_of, split
 from flame_train.data.sets import DataSet, image_sets
+from flame_train.diffusion.objective_kind import OBJECTIVES
 from flame_train.disk.preflight import user_cache
 from flame_train.errors import ConfigError, DataError, shown
 from flame_train.io.addresses import local_place
@@ -47,6 +49,7 @@ def read_dataset(config: Config, stop: StopRequest) -> Samples:
                     caption_endings=(image_set.caption_extension,),
                     caption_lines=image_set.captions.lines,
                     folder_captions=image_set.captions.folder_name,
+                    group=OBJECTIVES.chosen(config.loss).group,
                     masks=image_set.masks,
                     mask_folder=local_place(image_set.mask_folder) if image_set.mask_folder else None,
                     control=image_set.control_folders,
@@ -84,13 +87,18 @@ def _rules(data: DataSection, resolutions: Sequence[int]) -> list[BucketRule]:
 
 
 def split_held_out(config: Config, whole: Samples, longest_side: int) -> tuple[Samples, Samples]:
-    """Splits what is trained on from what is held out, and checks both.
+    """Splits what is trained on from what is held out, and checks both. What is trained on has its groups.
 
-    Raises ConfigError for too long an epoch and a side above `longest_side`, DataError for masks that are black.
+    Raises ConfigError for a share of groups, too long an epoch and a side above `longest_side`, DataError for masks
+    that are black.
     """
     fraction = config.validation.fraction
     before = held_out_before(Path(config.output.dir), fraction, whole) if fraction else ()
     samples, held_out = split(whole, fraction, before)
+    if endings := OBJECTIVES.chosen(config.loss).group:
+        if fraction:
+            raise ConfigError("validation.fraction: expected 0 with groups of images, which it would part; add a set")
+        samples = grouped(samples, endings)
     _check_epoch(samples)
     _check_sides(whole, longest_side)
     masked = [(row, row.item.mask) for row in whole.rows if row.item.mask is not None and not row.set.mask_weight]

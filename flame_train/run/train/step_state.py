@@ -17,6 +17,7 @@ from flame_train.adapters.targets import LayerSettings, rates
 from flame_train.config.schema import Config, LossSection
 from flame_train.config.training_sections import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.diffusion.contrast import Contrast
+from flame_train.diffusion.objective_kind import OBJECTIVES, Denoising
 from flame_train.diffusion.preservation import Preservation
 from flame_train.diffusion.preservation.off import Off
 from flame_train.engine import Parameter, Tensor
@@ -149,6 +150,7 @@ def make_state(
         limit=partial(_limit, attached, optimizer, max_norm) if max_norm else lambda: None,
         off=attached.off,
         contrast=Contrast.of(config.loss.contrastive_scale, config.loss.contrastive_schedule),
+        own=None if isinstance(own := OBJECTIVES.chosen(config.loss), Denoising) else own,
         preservation=preservation or Off(),
         preservation_weight=config.preservation.weight,
     )

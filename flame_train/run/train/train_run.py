@@ -126,19 +126,24 @@ def _images(log: LogSection, checkpoint: Checkpoint | None, group: ProcessGroup)
         raise OutputError(f"{file}: {error}; remove this checkpoint to continue from the one before") from error
 
 
+def _least(counts: list[int], group: int) -> list[int]:
+    """Returns the least count of each group of so many items, for each of its items."""
+    return [min(counts[i - i % group : i - i % group + group]) for i in range(len(counts))]
+
+
 def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str) -> Loader:
     c = plan.config
     choices = Choices(
         c.train.seed,
         [row.set.caption_dropout for row in plan.samples.rows],
         {encoder.key: encoder.dropout for encoder in plan.model.text},
-        [len(keys) for keys in encoded.keys.images],
+        _least([len(keys) for keys in encoded.keys.images], plan.samples.group),
         [row.text_count(cached=bool(encoded.encoding.text)) for row in plan.samples.rows],
     )
     preserved = plan.preserved
 
     def example(epoch: int, index: int, draw: int) -> Example:
-        choice = choices.of(epoch, index, draw)
+        choice = choices.of(epoch, index - index % plan.samples.group, draw)
         row = plan.samples.rows[index]
         further = partial(encoded.further, images=row.controls_beside(choice.view))
         return encoded.example(index, choice) | preserved.arrays(row, choice, further)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import EnvironmentFault, is_out_of_memory
+from ....errors import EnvironmentFault, HostRead, is_out_of_memory
 from ...dtype import Array, DType
 from ...mode import mode
 from ..base import Memory
@@ -291,7 +291,7 @@ class CudaBackend:
 def _refuse_in_capture(what: str, instead: str) -> None:
     """Raises RuntimeError while a step is captured."""
     if mode().capturing:
-        raise RuntimeError(f"a captured step {what}: {instead}")
+        raise HostRead(f"a captured step {what}: {instead}")
 
 
 def allocate_by_device(backends: Mapping[int, CudaBackend]) -> None:

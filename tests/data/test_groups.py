@@ -1,0 +1,88 @@
+"""Groups of images by name: they stay together in every batch, and what makes no group is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import flame_train.diffusion.objective_kind as objectives
+from flame_train.config.load import from_options
+from flame_train.data.order import BatchSchedule
+from flame_train.diffusion.objective_kind import Denoising
+from flame_train.errors import ConfigError, DataError
+from flame_train.run.plan.read_dataset import read_dataset, split_held_out
+from flame_train.training.session import StopRequest
+
+SIZES = {"a": (96, 96), "b": (96, 96), "c": (128, 64), "d": (96, 96)}
+
+
+class Pairs(Denoising):
+    name = "denoising"
+    group = ("win", "lose")
+
+
+@pytest.fixture
+def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of pairs, and an objective that asks for them."""
+    monkeypatch.setitem(objectives.OBJECTIVES._entries, "denoising", Pairs)
+    for number, (name, size) in enumerate(SIZES.items()):
+        for second, ending in enumerate(Pairs.group):
+            pixels = np.full((size[1], size[0], 3), 40 * number + second, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / f"{name}.{ending}.png")
+        (tmp_path / f"{name}.txt").write_text(f"caption {name}")
+    return tmp_path
+
+
+def samples(folder: Path, batch_size: int = 4, **validation: float):
+    data = {"path": str(folder), "resolution": 96, "bucket_step": 32, "batch_size": batch_size}
+    config = from_options(data=data, validation=validation, output={"dir": str(folder / "run")})
+    return split_held_out(config, read_dataset(config, StopRequest()), 0)[0]
+
+
+def test_a_batch_has_whole_groups_in_their_order(pairs: Path) -> None:
+    found = samples(pairs)
+    assert [row.item.key for row in found.rows][:2] == ["a.win.png", "a.lose.png"]
+    assert [row.texts for row in found.rows][:2] == [("caption a",)] * 2
+    assert not found.notices
+    order = found.order(3)
+    for batch in (batch for epoch in range(3) for batch in order.epoch(epoch)):
+        names = [found.rows[i].item.key for i in batch.indices]
+        assert len(names) == 4
+        assert [name.split(".")[1] for name in names] == ["win", "lose"] * 2
+        assert [name.split(".")[0] for name in names[::2]] == [name.split(".")[0] for name in names[1::2]]
+        assert batch.draws[::2] == batch.draws[1::2]
+    assert (order.batches_per_epoch, order.samples_per_epoch, order.filled_per_epoch) == (3, 12, 4)
+    assert (order.largest_batch, order.fullest) == (4, (4, 6))
+
+
+def test_groups_come_in_the_order_of_single_items() -> None:
+    """The same buckets, repeats and seed with one item for each group."""
+    buckets, repeats = [(64, 64), (64, 96), (64, 64)], [1, 2, 3]
+    single = BatchSchedule(buckets, repeats, 2, 5)
+    both = BatchSchedule([b for b in buckets for _ in "ab"], [r for r in repeats for _ in "ab"], 4, 5, group=2)
+    for one, two in zip(single.epoch(1), both.epoch(1), strict=True):
+        assert two.indices == tuple(i for index in one.indices for i in (2 * index, 2 * index + 1))
+        assert two.filled == 2 * one.filled
+
+
+def test_what_makes_no_group_is_named(pairs: Path) -> None:
+    (pairs / "b.lose.png").unlink()
+    (pairs / "d.lose.png").unlink()
+    Image.new("RGB", (128, 64)).save(pairs / "d.lose.png")
+    Image.new("RGB", (96, 96), 7).save(pairs / "e.png")
+    (pairs / "e.txt").write_text("e")
+    with pytest.raises(DataError) as told:
+        samples(pairs)
+    assert "e.png: expected a name that ends with .win or .lose" in str(told.value)
+    assert "b: expected an image .lose too" in str(told.value)
+    assert "d: expected images of one size, got buckets of 96x96 and 128x64" in str(told.value)
+
+
+def test_batches_and_shares_that_part_groups_are_refused(pairs: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.batch_size: expected a multiple of 2, of win and lose, got 3"):
+        samples(pairs, 3)
+    with pytest.raises(ConfigError, match=r"validation\.fraction: expected 0 with groups"):
+        samples(pairs, 4, fraction=0.5)
