@@ -197,9 +197,17 @@ def losses_of(
     contrast: Contrast | None = None,
     own: ObjectiveKind | None = None,
 ) -> Tensor:
-    """Computes each sample's loss (B,), fp32, by `objective` or a registered one.
+    """Computes the losses of a micro-batch.
 
-    `off` leaves adapters out, for what the base predicts.
+    Args:
+        noised: the micro-batch.
+        objective: makes target and loss.
+        off: leaves adapters out, for what the base predicts.
+        contrast: contrastive guidance; None: predictions are compared as they are.
+        own: a registered objective, which makes the loss instead; None: there is none.
+
+    Returns:
+        Each sample's loss (B,), fp32.
     """
     share, target = noised.batch.base_is_target(), None
     if share is not None:
