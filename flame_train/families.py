@@ -95,17 +95,19 @@ def licences(family: str) -> tuple[Licence, ...]:
     return tuple(Licence(**{**row, "called": tuple(row["called"])}) for row in family_data(family).get("licences", ()))
 
 
-def licence_of(family: str, checkpoint: str) -> Licence | None:
-    """Returns what is known of a checkpoint's licence, by its name; None: nothing."""
-    return next((each for each in licences(family) if each.is_of(checkpoint)), None)
-
-
-def terms_of(family: str, checkpoint: str) -> str:
-    """Says what is known of a checkpoint's terms, with the source and its date."""
-    known = licence_of(family, checkpoint)
+def licence_of(family: str, checkpoint: str) -> dict[str, str] | None:
+    """Returns the `model`, `terms`, `source` and `read` of what is known by a checkpoint's name; None: nothing."""
+    known = next((each for each in licences(family) if each.is_of(checkpoint)), None)
     if known is None:
+        return None
+    return {"model": known.model, "terms": known.terms, "source": known.source, "read": known.read.isoformat()}
+
+
+def told_terms(licence: Mapping[str, str] | None) -> str:
+    """Says what `licence_of` knows, with the source and its date."""
+    if licence is None:
         return "not known of a checkpoint of this name"
-    return f"{known.terms}, of {known.model} by its name ({known.source}, read {known.read})"
+    return f"{licence['terms']}, of {licence['model']} by its name ({licence['source']}, read {licence['read']})"
 
 
 def published_terms(family: str) -> str:

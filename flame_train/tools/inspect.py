@@ -15,7 +15,7 @@ from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.errors import ModelFileError, shown
-from flame_train.families import licence_of, published_terms, terms_of
+from flame_train.families import licence_of, published_terms, told_terms
 from flame_train.io.dtypes import Array
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
@@ -127,9 +127,8 @@ def _licence(identity: Identity, path: Path) -> str:
     is_model = known_family is not None and identity.kind in ("checkpoint", known_family.denoiser)
     if not is_model:
         return ""
-    known = licence_of(identity.family, path.as_posix()) is not None
-    further = "" if known else f"; {published_terms(identity.family)}"
-    return terms_of(identity.family, path.as_posix()) + further
+    known = licence_of(identity.family, path.as_posix())
+    return told_terms(known) + ("" if known else f"; {published_terms(identity.family)}")
 
 
 def _dtypes(weights: Weights) -> dict[str, DtypeSummary]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flame_train.show.run_result import RunResult
 from tests.tiny_sdxl import write_tiny_sdxl
 
 nbformat = pytest.importorskip("nbformat")
@@ -60,6 +61,13 @@ def result_is_shown(cells: list[Any], folder: Path) -> None:
     assert page.count("data:image/") == 2  # the loss, and the last samples
     assert str(folder / "runs" / "zkfox" / "zkfox.safetensors") in page or "runs/zkfox/zkfox.safetensors" in page
     assert 'instance_prompt: "zkfox"' in "".join(out.get("text", "") for out in published.outputs)
+
+
+def test_a_result_whose_folder_is_gone_is_text_and_no_script(tmp_path: Path) -> None:
+    result = RunResult(log=str(tmp_path / "gone" / "log.jsonl"), lora="<script>", mean_loss=0.25, hub={"error": "a&b"})
+    page = result._repr_html_()
+    assert page == "<div><b>LoRA</b> &lt;script&gt;<br><b>loss</b> 0.25<br><b>published</b> a&amp;b</div>"
+    assert result["lora"] == "<script>"
 
 
 @pytest.mark.usefixtures("environment")

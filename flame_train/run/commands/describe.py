@@ -9,7 +9,7 @@ from flame_train.adapters.kinds import ADAPTERS
 from flame_train.engine.backend.host_memory import available
 from flame_train.engine.shape_run import Gpu
 from flame_train.errors import counted, lines_shown
-from flame_train.families import terms_of
+from flame_train.families import licence_of, told_terms
 from flame_train.io.hub_upload import hub_name
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.run.plan.plan import Plan
@@ -48,7 +48,7 @@ def describe(
         "format": FORMAT,
         "family": plan.model.name,
         "checkpoint": c.model.checkpoint,
-        "licence": terms_of(plan.model.name, c.model.checkpoint),
+        "licence": licence_of(plan.model.name, c.model.checkpoint),
         "precision": c.train.precision,
         "device": device,
         "adapter": {"kind": ADAPTERS.chosen(c.lora).name, "rank": c.lora.rank, "alpha": c.lora.alpha},
@@ -128,7 +128,7 @@ def _training(p: Mapping[str, Any]) -> dict[str, str]:
     drawn = f", drawn by {p['sample_model']}" if p["sample_model"] else drawn
     return {
         "base model": f"{p['checkpoint']} ({p['family']}, {p['base_parameters']:,} weights, {p['precision']})",
-        "its licence": p["licence"],
+        "its licence": told_terms(p["licence"]),
         "adapter": f"{adapter['kind']} of rank {adapter['rank']}, alpha {adapter['alpha']:g}, on "
         f"{counted(p['adapted_layers'], 'layer')}: {p['trainable_parameters']:,} trained values",
         "optimizer": f"{optimizer['name']}, learning rate {optimizer['lr']:g}, {schedule} schedule",

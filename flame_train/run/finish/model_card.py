@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from flame_train.config.keys import keys
-from flame_train.families import FAMILY_TITLES, family_data, licence_of, terms_of
+from flame_train.families import FAMILY_TITLES, family_data, licence_of, told_terms
 from flame_train.io.addresses import HUB, is_hub_name
 from flame_train.io.hub_upload import WRITTEN_ANEW
 from flame_train.io.json_values import toml_tree
@@ -31,7 +31,7 @@ def model_card(view: RunView, title: str, family: str, lora: str, step: int, ima
     """
     checkpoint = said(view, "model.checkpoint")
     known, trigger = licence_of(family, checkpoint), said(view, "output.trigger") or said(view, "captions.trigger")
-    base = hub_model(checkpoint) or (known.model if known else "")
+    base = hub_model(checkpoint) or (known["model"] if known else "")
     title = said(view, "output.title") or said(view, "output.name") or title
     shown = checkpoint if is_hub_name(checkpoint) else checkpoint.replace("\\", "/").rpartition("/")[2]
     programs = ", ".join(family_data(family).get("loaded_by", ("ComfyUI",)))
@@ -42,7 +42,7 @@ def model_card(view: RunView, title: str, family: str, lora: str, step: int, ima
         f"A LoRA for {FAMILY_TITLES.get(family, family)}.",
         *(["<Gallery />"] if images else []),
         *([f"## Trigger words\n\nWrite {_code(trigger)} into the prompt."] if trigger else []),
-        f"## Base model\n\n{_code(shown)}. Its licence: {_plain(terms_of(family, checkpoint))}.",
+        f"## Base model\n\n{_code(shown)}. Its licence: {_plain(told_terms(known))}.",
         f"## Use\n\nLoad {_code(lora)} in {programs}.",
         f"## Settings\n\nTrained for {step:,} steps with flame-train {__version__}. Other settings had their "
         f"defaults.\n\n```toml\n{_settings(view)}\n```",
