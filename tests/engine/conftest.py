@@ -268,8 +268,10 @@ def describe(to: int, _: int, rank: int, at: int, sizes: Any, strides: Any, box:
     return 0
 
 
-SOME_AND_PROOF = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.proof)], ids=["some", "all"])
-"""Every fifth of cases that are products of choices, so that each choice is there; all where proofs are asked for."""
+def some_and_proof(stride: int) -> pytest.MarkDecorator:
+    """Takes each `stride`-th case, coprime to how many choices there are; all of them where proofs are asked for."""
+    given = [stride, pytest.param(1, marks=pytest.mark.proof)]
+    return pytest.mark.parametrize("every", given, ids=["some", "all"])
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from flame_train.engine.op import REGISTRY, Op, Sample, sample
 from flame_train.engine.op_samples import materialise, tensor_arguments
 from flame_train.engine.ops.linear.scaled import transposed
 from flame_train.engine.ops.norm import group_norm_launch
-from tests.engine.conftest import SOME_AND_PROOF
+from tests.engine.conftest import some_and_proof
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
@@ -183,7 +183,7 @@ def opened(name: str, given: dict[str, flame.Tensor]) -> flame.Tensor:
     return F.cat_group_norm_silu(given["input"], given["other"], 8, given["weight"], given["bias"], given["shift"])
 
 
-@SOME_AND_PROOF
+@some_and_proof(7)
 @pytest.mark.parametrize("name", ["group_norm", "group_norm_silu", "cat_group_norm_silu"])
 def test_group_norms(computing: Any, name: str, every: int, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks an image that wait for each other, one, one for several images; all, some and few pixels kept."""

@@ -33,7 +33,7 @@ from flame_train.optimizers.lion import LionRule
 from flame_train.run.train.step_state import build_optimizer
 from flame_train.schedules.rex import Rex
 from flame_train.schedules.warmup_stable_decay import WarmupStableDecay
-from tests.engine.conftest import SOME_AND_PROOF
+from tests.engine.conftest import some_and_proof
 
 SHAPES = {"a": (300, 7), "b": (65,), "c": (1,), "d": (128,)}
 LINKS = [ClipValue(0.3), ClipNorm(5.0), GradientNoise(0.01, seed=2**63 + 5)]
@@ -90,7 +90,7 @@ def trained(o: Optimizer, device: str, steps: range = range(8)) -> dict[str, np.
     return found if o.arena.compute_values is None else {**found, "low": get(o.arena.compute_values).astype(np.float32)}
 
 
-@SOME_AND_PROOF
+@some_and_proof(5)
 def test_one_pass_gives_the_bits_of_the_links(
     gpu: Any, compiled: Any, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
