@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import socket
@@ -26,6 +27,7 @@ from flame_train.adapters.formats import to_kohya
 from flame_train.config.load import problems_in
 from flame_train.errors import ModelFileError
 from flame_train.io.hub import fetch_path, fetching, path_of_setting, read_of, resolve_checkpoint
+from flame_train.io.model_search import Found, searching
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.family import published_name
 from flame_train.models.sdxl.names import lora_family
@@ -288,6 +290,8 @@ class Store(BaseHTTPRequestHandler):
             return self.answer(404, b"", {"X-Error-Code": "EntryNotFound"})
         content, part = path.read_bytes(), self.headers.get("Range")
         facts = {"ETag": f'"{path.name}"', "X-Repo-Commit": "0" * 40}
+        if path.suffix == ".safetensors":
+            facts |= {"X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
         if part and self.server.in_parts:  # type: ignore[attr-defined]
             begin, end = map(int, part.removeprefix("bytes=").split("-"))
             content = content[begin : end + 1]
@@ -480,3 +484,23 @@ def test_a_dry_run_names_everything_on_the_hub_and_fetches_no_weights(store, tmp
 def test_a_part_of_a_repository_is_called_as_the_repository_too(path, name):
     """Whether a checkpoint is distilled, or is Kontext, may be told by its name alone."""
     assert published_name(Path(path)) == name
+
+
+@pytest.mark.parametrize("what", ["headers", "all"])
+def test_a_file_that_another_program_keeps_is_not_fetched(store, tmp_path, monkeypatch, what):
+    """It is known by its bytes, whatever it is called, and without network by what the hub said before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    put(store.folder, model=WEIGHT)
+    put(tmp_path / "ComfyUI", vae__model={"a.weight": 2 * WEIGHT["a.weight"]}, vae__mine=WEIGHT)
+    mine = tmp_path / "ComfyUI" / "vae" / "mine.safetensors"
+    digest = hashlib.sha256(mine.read_bytes()).hexdigest()[:12]
+    with searching([str(tmp_path / "ComfyUI")]) as search:
+        with fetching(what):
+            assert path_of_setting(FILES + "/model.safetensors") == mine
+        assert path_of_setting(FILES + "/model.safetensors") == mine
+        assert search.found == [Found(FILES + "/model.safetensors", mine, f"its SHA-256 is that on the hub ({digest})")]
+        assert store.heard == []
+        mine.unlink()
+        with fetching(what):
+            assert path_of_setting(FILES + "/model.safetensors").name == "model.safetensors"
+    assert store.heard == (["model.safetensors"] if what == "all" else [])

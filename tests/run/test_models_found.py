@@ -6,16 +6,13 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub as hub
 import numpy as np
 import pytest
 from PIL import Image
 
 from flame_train import cli
-from flame_train.io import hub as ours
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common import found_parts
 from flame_train.models.registry import FAMILIES
@@ -175,44 +172,3 @@ def test_a_published_vae_is_known_by_its_families() -> None:
     (qwen,) = of_anima
     assert (of_anima[qwen], qwen in others, flux in others) == ("qwen_image_vae.safetensors", True, False)
     assert flux in not_of_anima
-
-
-def test_a_file_on_the_hub_is_taken_from_a_folder_if_its_bytes_are_the_same(
-    files: Path, comfy: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its name does not matter, and a file of its name with other bytes is not taken."""
-    vae, asked = comfy / "vae" / "ae.safetensors", list[str]()
-    raw = vae.read_bytes()
-    vae.rename(comfy / "vae" / "flux.safetensors")
-    other_values(comfy / "vae" / "flux.safetensors", vae)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(ours, "_cached", lambda model, inner: None)
-
-    def metadata(url: str, token: object, timeout: float) -> SimpleNamespace:
-        asked.append(url)
-        return SimpleNamespace(size=len(raw), etag=hashlib.sha256(raw).hexdigest())
-
-    monkeypatch.setattr(hub, "get_hf_file_metadata", metadata)
-    source = config(files, tmp_path, search=str(comfy), vae="hf:owner/z/ae.safetensors")
-
-    def of_vae() -> dict[str, str]:
-        (found,) = [one for one in plan(capsys, source)["found"] if one["for"].startswith("hf:")]
-        return dict(found)
-
-    digest = hashlib.sha256(raw).hexdigest()[:12]
-    first = of_vae()
-    assert first == {
-        "for": "hf:owner/z/ae.safetensors",
-        "path": str(comfy / "vae" / "flux.safetensors"),
-        "why": f"its SHA-256 is that on the hub ({digest})",
-    }
-    assert asked == ["https://huggingface.co/owner/z/resolve/main/ae.safetensors"]
-    monkeypatch.setattr(hub, "get_hf_file_metadata", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
-    assert of_vae() == first
-    (comfy / "vae" / "flux.safetensors").unlink()
-
-    def gone(*_: object, **__: object) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr(hub, "list_repo_files", gone)
-    assert "hf:owner/z/ae.safetensors: neither in the hub's local cache nor to be had" in refusal(capsys, source)
