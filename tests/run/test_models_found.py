@@ -117,6 +117,9 @@ def test_a_run_finds_its_vae_and_text_encoder_in_comfyui(
     ).replace("   ", "  ")
     named = config(files, tmp_path, search=str(comfy))
     assert cli.run(["train", str(named), "--device", "cpu"]) == 0
+    assert (
+        f"--vae {found['model.vae']['path']} --qwen3 {found['text_encoders.qwen3']['path']}" in capsys.readouterr().out
+    )
     by_name = [f"model.vae={found['model.vae']['path']}", f"text_encoders.qwen3={found['text_encoders.qwen3']['path']}"]
     sets = [word for setting in [*by_name, f"output.dir={tmp_path / 'named'}"] for word in ("--set", setting)]
     assert cli.run(["train", str(config(files, tmp_path)), "--device", "cpu", *sets]) == 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.disk.system import is_device_name, path_limit
 from flame_train.engine import nn
 from flame_train.errors import ConfigError
+from flame_train.io.addresses import is_hub_name
 from flame_train.io.hub import resolve_checkpoint
 from flame_train.io.model_search import Found, current_search, searching
 from flame_train.models.common.model import Model
@@ -149,6 +150,7 @@ def _checked(located: ConfigWithSource, family: Family | None, wrong: ErrorColle
         wrong.raise_all()
     assert model is not None
     assert family is not None
+    config = _with_files(config, current_search().found)
     with wrong:
         config = config.model_copy(update={"sample": with_prompts_of_file(config.sample)})
     with wrong:
@@ -193,6 +195,16 @@ def _checked(located: ConfigWithSource, family: Family | None, wrong: ErrorColle
     of_base = with_defaults(sample_as_given, model) if beside else None
     drawn = sampling_model, of_base
     return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, *drawn, text_share(offload))
+
+
+def _with_files(config: Config, found: Iterable[Found]) -> Config:
+    """Returns the config with the files that were found for keys that named none, as if they had."""
+    for one in found:
+        if not is_hub_name(one.wanted):
+            name, key = one.wanted.split(".")
+            section = getattr(config, name).model_copy(update={key: one.path.as_posix()})
+            config = config.model_copy(update={name: section})
+    return config
 
 
 def storage_of(quantize: str, arithmetic: str) -> nn.Storage | None:
