@@ -142,7 +142,7 @@ def _script_of(entry: type[Entry], where: str) -> Script:
     except (OSError, TypeError):
         file, code = None, b""
     try:
-        code = code or "\n".join(inspect.getsource(method) for method in _methods(entry)).encode()
+        code = code or "\n".join([entry.__qualname__, *map(inspect.getsource, _methods(entry))]).encode()
     except (OSError, TypeError):
         code = b""
     if not code:

@@ -14,7 +14,7 @@ from typing import Any
 from flame_train.config.keys import keys
 from flame_train.config.load import load_located
 from flame_train.config.located import ConfigWithSource, with_key_names
-from flame_train.config.own_code import unregistered
+from flame_train.config.own_code import unregistered, used_code
 from flame_train.config.schema import Config
 from flame_train.disk.preflight import user_cache
 from flame_train.distributed.group import ProcessGroup
@@ -136,7 +136,8 @@ def _naming_the_way(file: str | None, overrides: Sequence[str], device: str, con
         if scripts := dict.fromkeys(unregistered(Path(config.output.dir)).values()):
             refused.args = ("\n".join((str(refused), *scripts)),)
             raise
-        refused.args = (f"{refused}{continue_command(file, overrides, device, config)}",)
+        source = None if used_code(config) else file  # no command registers a script's code
+        refused.args = (f"{refused}{continue_command(source, overrides, device, config)}",)
         raise
 
 
