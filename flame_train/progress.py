@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import os
 import sys
@@ -49,7 +50,7 @@ class Bar:
         with _lock:
             if not _bars:
                 _start_drawing()
-            file = None if in_widget else sys.stderr
+            file = None if in_widget else sys.stderr if sys.stderr.isatty() else _CellLine()
             self._drawn = bars(total=1, leave=False, nrows=_MOST_BARS, bar_format=" ", file=file)
             _bars.append(self)
             self.draw()
@@ -96,6 +97,27 @@ def _in_kernel() -> bool:
     """Tells whether this process runs the cells of a notebook."""
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+class _CellLine:
+    """A line of a notebook's cell that is written anew, and stands in the saved notebook once: a stream keeps all."""
+
+    encoding = "utf-8"  # by which tqdm chooses the characters of a bar
+
+    def __init__(self) -> None:
+        self._shown: Any = None
+
+    def write(self, text: str) -> None:
+        """Shows the line in place of the one before."""
+        ipython: Any = importlib.import_module("IPython.display")
+        line = {"text/plain": text.strip()}
+        if self._shown is not None:
+            self._shown.update(line, raw=True)
+        elif line["text/plain"]:
+            self._shown = ipython.display(line, raw=True, display_id=True)
+
+    def flush(self) -> None:
+        """Does nothing: what is written is shown."""
 
 
 def _start_drawing() -> None:
