@@ -26,9 +26,9 @@ ONCE = {
 """What travels everywhere, with the file whose docstrings describe it: nobody else need."""
 NAMED_SO = frozenset(
     (
-        *("adapter", "arena", "attached", "backend", "channels", "config", "denoiser", "dims", "encoded", "family"),
-        *("folder", "force", "index", "model", "name", "numbers", "opening", "optimizer", "part", "path", "plan"),
-        *("processes", "request", "rule", "seed", "shape", "state", "step", "stop", "vae", "view", "weights"),
+        *("adapter", "arena", "attached", "backend", "config", "denoiser", "encoded", "family"),
+        *("folder", "force", "model", "name", "opening", "optimizer", "part", "path", "plan"),
+        *("processes", "request", "rule", "seed", "state", "step", "stop", "vae", "view"),
     )
 )
 """What its name and its type describe; a docstring has one of these where it means more."""
@@ -121,7 +121,7 @@ def sections(docstring: str) -> dict[str, str]:
 def missing(method: Method, docstring: str) -> list[str]:
     """What a docstring lacks."""
     told = sections(docstring)
-    lacking = [name for name in method.parameters if not re.search(rf"\b{name}\b", docstring)]
+    lacking = [name for name in method.parameters if not re.search(rf"\b{name}\b", told.get("Args", ""))]
     is_told = "Returns" in told or re.search(r"\b[Rr]eturns |^Says ", docstring.partition("\n")[0])
     lacking += ["Returns"] if method.has_result and not is_told else []
     lacking += ["Raises"] if method.raises and "Raises" not in told else []

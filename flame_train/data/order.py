@@ -243,6 +243,7 @@ def caption_dropped(probability: float, seed: int, epoch: int, index: int, draw:
 
     Args:
         probability: the share of samples for which the result is true.
+        index: the sample's number in the data.
         draw: which of the item's samples in this epoch.
         part: the name of a part of the caption, or of an encoder, that is dropped by itself; "" is the whole.
     """

@@ -90,6 +90,7 @@ def scenes(
     """Returns `count` scenes made at random; equal arguments give equal scenes.
 
     Args:
+        count: the number of scenes.
         size: (height, width) of an image, in pixels.
         kinds: the shapes to choose from.
         textures: the textures of backgrounds to choose from.

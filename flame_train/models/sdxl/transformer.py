@@ -93,6 +93,7 @@ class SpatialTransformer(nn.Module):
         """Declares the layers.
 
         Args:
+            channels: C of the feature map.
             depth: number of transformer blocks.
             context_dim: width of the text's tokens.
             head_dim: width of an attention head.

@@ -61,6 +61,7 @@ def parts(
     """Returns each component's empty network and the sources of its weights, every name and shape checked.
 
     Args:
+        weights: the file with the tensors.
         shapes: the shapes of its tensors, by stored name.
         resolved: the components' names of its tensors.
         components: the components that are wanted.

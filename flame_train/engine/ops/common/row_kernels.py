@@ -193,7 +193,9 @@ def reduce(
     Args:
         reduction: what is computed.
         operands: arrays of one shape, by name.
+        dims: the dimensions that are reduced.
         each: arrays of the result's shape, by name.
+        numbers: the constants of the reduction, by name.
 
     Returns:
         The result.

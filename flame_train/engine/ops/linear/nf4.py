@@ -138,6 +138,7 @@ def nf4_dequantize(
         absmax: uint8 (blocks,).
         nested: uint32 (blocks / 256,).
         offset: uint32 (1,).
+        shape: the shape of the numbers before they were stored.
 
     Raises:
         ShapeError: the parts are not those of a tensor of this shape.
