@@ -23,9 +23,10 @@ SCRIPT = """
 import json, sys
 import numpy as np
 import flame_train
+from flame_train.adapters.kinds.lora import Lora
 from flame_train.diffusion.losses import LossKind
 from flame_train.diffusion.noise import NoiseKind
-from flame_train.diffusion.samplers import Sampler
+from flame_train.diffusion.samplers.euler import Euler
 from flame_train.diffusion.timestep_sampling import Stream, TimestepSampling
 from flame_train.diffusion.weightings import Weighting
 from flame_train.errors import FlameError
@@ -83,11 +84,24 @@ class Halves(Linear):
     name = "halves"
 
 
+class Small(Lora):
+    name = "small"
+
+    def initial(self, layer, rank, alpha, rng):
+        return super().initial(layer, rank, alpha / 2, rng)
+
+
+class Again(Euler):
+    name = "again"
+    aka = ()
+
+
 for change in json.loads(sys.argv[1]):
     choices = dict(loss=Cauchy, noise=Louder, timestep_sampling=Middle, weighting=Noisier, optimizer=Descent)
-    flame_train.register(schedule=Halves, **choices)  # a cell of a notebook may run twice
+    flame_train.register(schedule=Halves, adapter=Small, sampler=Again, **choices)  # a cell of a notebook may run twice
     stop = change.pop("stop", None)
     given = ["loss.kind=cauchy", "loss.width=0.5", "loss.louder_by=1.5", "loss.timestep_sampling=middle"]
+    given += ["lora.kind=small", "sample.sampler=again", "sample.every=2", "sample.steps=2", "sample.width=64", "sample.height=64"]
     given += ["loss.weighting=noisier", "optimizer.name=descent", "schedule.name=halves", "optimizer.lr=0.01"]
     try:
         result = flame_train.train(
@@ -120,7 +134,7 @@ def tensors(path):
 def test_a_run_has_what_a_script_registered_and_goes_on_with_it_alone(small_config, tmp_path, capsys):
     script, file = tmp_path / "mine.py", tmp_path / "my.toml"
     script.write_text(SCRIPT)
-    file.write_text(resolved(small_config(train={"precision": "fp32", "steps": 4})))
+    file.write_text(resolved(small_config(train={"precision": "fp32", "steps": 4}, sample={"prompts": ("a fox",)})))
     cut, whole = str(tmp_path / "cut"), str(tmp_path / "whole")
     first, whole_result = ran(script, file, {"dir": cut, "stop": 1}, {"dir": whole})
     assert (first["stopped"], first["steps"], Path(first["lora"]).exists()) == (True, 2, True)
@@ -133,6 +147,8 @@ def test_a_run_has_what_a_script_registered_and_goes_on_with_it_alone(small_conf
         ("timestep_sampling", "middle", "mine.py"),
         ("noise", "louder", "mine.py"),
         ("schedule", "halves", "mine.py"),
+        ("adapter", "small", "mine.py"),
+        ("sampler", "again", "mine.py"),
     ]
 
     assert cli.run(["train", str(file), "--set", f"output.dir={cut}", "--device", "cpu"]) == 6
