@@ -257,6 +257,9 @@ def sample(
     quantize: Quantize = "off",
     arithmetic: Arithmetic = "bf16",
     vae: Annotated[str, typer.Option("--vae", help="Another VAE, or one for a base model without.")] = "",
+    models: Annotated[
+        str | None, typer.Option("--models", metavar="DIR", help="As model.search in a config: ComfyUI's models, say.")
+    ] = None,
     clip_l: Annotated[str, typer.Option("--clip-l", help="CLIP-L for a base model without (SD3, Flux).")] = "",
     clip_g: Annotated[str, typer.Option("--clip-g", help="CLIP-G for a base model without (SD3).")] = "",
     t5: Annotated[str, typer.Option("--t5", help="T5-XXL for a base model without (SD3, Flux).")] = "",
@@ -328,6 +331,7 @@ def sample(
         quantize=quantize,
         arithmetic=arithmetic,
         vae=vae,
+        models=[models] if models else [],
         text_encoders=text_encoders,
         seed=seed,
         width=width,

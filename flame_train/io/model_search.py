@@ -36,6 +36,10 @@ class Found:
     path: Path
     why: str
 
+    def as_dict(self) -> dict[str, str]:
+        """Returns it for a reader or a program."""
+        return {"for": self.wanted, "path": str(self.path), "why": self.why}
+
 
 class Search:
     """The files below some folders."""

@@ -24,6 +24,7 @@ from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import check_formats
 from flame_train.errors import ConfigError, ModelFileError, counted, out_of_memory
 from flame_train.io.hub import fetching, path_of_setting, resolve_checkpoint
+from flame_train.io.model_search import searching
 from flame_train.models.common.model import Example, Model
 from flame_train.models.registry import Opening, family_of
 from flame_train.networks.files.identify import lora_could_be
@@ -73,6 +74,7 @@ def sample(
     quantize: str = "off",
     arithmetic: str = "bf16",
     vae: str = "",
+    models: Sequence[str] = (),
     text_encoders: Mapping[str, Any] | None = None,
     prompt_file: str = "",
     control: Sequence[str] = (),
@@ -97,6 +99,7 @@ def sample(
         width, height: size of an image, in pixels; 0: that of the first control image, or 1024.
         quantize, arithmetic: as `model.quantize` and `model.arithmetic` in a config.
         vae: another autoencoder's file; "": the checkpoint's own.
+        models: folders of models, as `model.search` in a config.
         text_encoders: keys of that section of a config.
         prompt_file: a file with further prompts; "": none.
         control: the files of control images of every prompt that names none of its own.
@@ -123,6 +126,7 @@ def sample(
             "quantize": quantize,
             "arithmetic": arithmetic,
             "vae": vae,
+            "search": tuple(models),
             "kontext": kontext,
         },
         text_encoders=dict(text_encoders or {}),
@@ -151,12 +155,14 @@ def sample(
     singles = _single_files(output, len(section.prompts))
     for single in singles:
         refuse_place(single, ".png", force)
-    base = resolve_checkpoint(checkpoint)
-    family = family_of(base)
     side = config.data.resolution
-    with with_option_names():
+    with with_option_names(), searching(config.model.search) as search:
+        base = resolve_checkpoint(checkpoint)
+        family = family_of(base)
         family.refuse_unsupported(config)
         model = family.open(Opening(base, config.model, config.text_encoders, config.data.max_tokens))
+        for encoder in model.text:
+            _ = encoder.vocabulary  # which may be looked for in these folders too
         section = with_defaults(section, model)
         check_sampling(requests(section, side, model), config.model, config.loss, model)
         read_images = read_requests(section, side, model)
@@ -187,6 +193,7 @@ def sample(
         "images": [str(single) for single in singles] or [str(output)],
         "prompts": [request.text for request in read_images],
         "checkpoint": checkpoint,
+        "found": [one.as_dict() for one in search.found],
         "loras": [{"lora": str(path), "strength": strength} for path, strength in loras],
         **_settings(read_images[0]),
         "precision": precision,

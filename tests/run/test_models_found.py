@@ -130,6 +130,19 @@ def test_a_run_finds_its_vae_and_text_encoder_in_comfyui(
     assert tensors[0] == tensors[1]
 
 
+def test_images_are_drawn_with_what_is_found(files: Path, comfy: Path, tmp_path: Path, capsys: Capture) -> None:
+    def drawn(name: str, *options: str) -> tuple[dict[str, Any], bytes]:
+        command = ["sample", "-m", str(files / "z_image.safetensors"), "-p", "a fox", "-o", str(tmp_path / name)]
+        command += ["--steps", "2", "--width", "64", "--height", "64", "--precision", "fp32", "--device", "cpu"]
+        assert cli.run([*command, "--json", *options]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out), Image.open(tmp_path / name).tobytes()
+
+    found, pixels = drawn("found.png", "--models", str(comfy))
+    assert {one["for"] for one in found["found"]} == {"model.vae", "text_encoders.qwen3"}
+    named = ["--vae", str(comfy / "vae/ae.safetensors"), "--qwen3", str(comfy / "text_encoders/qwen_3_4b.safetensors")]
+    assert drawn("named.png", *named)[1] == pixels
+
+
 def test_no_other_encoder_of_the_same_name_is_taken(files: Path, comfy: Path, tmp_path: Path, capsys: Capture) -> None:
     source, encoder = config(files, tmp_path), comfy / "text_encoders" / "qwen_3_4b.safetensors"
     with SafetensorsFile(encoder) as file:

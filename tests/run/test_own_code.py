@@ -101,7 +101,8 @@ for change in json.loads(sys.argv[1]):
     flame_train.register(schedule=Halves, adapter=Small, sampler=Again, **choices)  # a cell of a notebook may run twice
     stop = change.pop("stop", None)
     given = ["loss.kind=cauchy", "loss.width=0.5", "loss.louder_by=1.5", "loss.timestep_sampling=middle"]
-    given += ["lora.kind=small", "sample.sampler=again", "sample.every=2", "sample.steps=2", "sample.width=64", "sample.height=64"]
+    given += ["lora.kind=small", "sample.sampler=again", "sample.every=2", "sample.steps=2"]
+    given += ["sample.width=64", "sample.height=64"]
     given += ["loss.weighting=noisier", "optimizer.name=descent", "schedule.name=halves", "optimizer.lr=0.01"]
     try:
         result = flame_train.train(

@@ -74,7 +74,7 @@ def describe(
         "prompts": len(c.sample.prompts) if c.sample.repeats else 0,
         "sample_model": c.sample.model if plan.checked.sample_model is not plan.model and c.sample.model else None,
         "training_adapter": c.model.training_adapter or None,
-        "found": [{"for": one.wanted, "path": str(one.path), "why": one.why} for one in plan.checked.found],
+        "found": [one.as_dict() for one in plan.checked.found],
         "blocks": len(plan.model.network.named_blocks()),
         "recomputed_blocks": len(plan.checked.checkpointed),
         "streamed_blocks": len(plan.checked.streamed),
