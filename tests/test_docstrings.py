@@ -13,10 +13,13 @@ PACKAGE = Path(__file__).parents[1] / "flame_train"
 FEW = 4
 EVERYWHERE = frozenset({"Launcher", "Namespace", "Session"})
 """What kernels, references and stages take: the classes say what they are."""
+_BLOCKS = "networks/block_network.py"
 ONCE = {
-    **dict.fromkeys(("x_BHWC", "times_B", "controls", "context_BTC", "rows_B"), "networks/blocks.py"),
-    **dict.fromkeys(("img_BLD", "txt_BTD", "x_BLD", "x_BSD", "cos_S1E", "sin_S1E", "cos", "sin"), "networks/blocks.py"),
-    **dict.fromkeys(("seen_B", "mask"), "networks/blocks.py"),
+    **dict.fromkeys(("x_BHWC", "times_B", "controls", "context_BTC", "rows_B"), _BLOCKS),
+    **dict.fromkeys(
+        ("img_BLD", "txt_BTD", "x_BLD", "x_BSD", "cos_S1E", "sin_S1E", "cos", "sin"), "networks/block_network.py"
+    ),
+    **dict.fromkeys(("seen_B", "mask"), _BLOCKS),
     **dict.fromkeys(("input", "layout", "eps", "op", "out", "lse", "g", "target", "targets"), "engine/functional.py"),
     **dict.fromkeys(("weight", "bias", "residual", "plus", "down", "up", "downs", "ups"), "engine/functional.py"),
     **dict.fromkeys(("scale", "scales", "interleaved"), "engine/functional.py"),

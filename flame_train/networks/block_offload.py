@@ -20,7 +20,7 @@ from flame_train.engine.backend import Backend, backend_of, extent, owner
 from flame_train.engine.backend.base import Offloaded
 from flame_train.engine.dtype import Array, DType
 from flame_train.engine.mode import mode
-from flame_train.networks.blocks import Block, BlockNetwork, whole_blocks
+from flame_train.networks.block_network import Block, BlockNetwork, whole_blocks
 
 
 @dataclass(frozen=True, slots=True)

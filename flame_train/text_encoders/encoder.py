@@ -18,7 +18,7 @@ from flame_train.data.samples import EncoderInput
 from flame_train.data.views import ViewedImage
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import DType, as_dtype
-from flame_train.networks.blocks import BlockNetwork
+from flame_train.networks.block_network import BlockNetwork
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.part import Part
 from flame_train.settings import Entry, Section

@@ -13,7 +13,7 @@ import numpy as np
 
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import DType, is_float
-from flame_train.networks.blocks import BlockNetwork
+from flame_train.networks.block_network import BlockNetwork
 from flame_train.text_encoders.encoder import TextEncoder
 
 KEPT = "kept"

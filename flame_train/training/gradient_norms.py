@@ -9,7 +9,7 @@ import numpy as np
 
 from flame_train.engine import nn
 from flame_train.engine.optim import Optimizer
-from flame_train.networks.blocks import BlockNetwork
+from flame_train.networks.block_network import BlockNetwork
 
 
 class GradientNorms:

@@ -31,7 +31,7 @@ from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from flame_train.models.sd3.family import Sd3Model
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
-from flame_train.networks.blocks import BlockNetwork
+from flame_train.networks.block_network import BlockNetwork
 from flame_train.run.check.check_run import check
 from flame_train.run.encode.encode import encode
 from flame_train.run.encode.encoders import load_encoders

@@ -12,7 +12,7 @@ import pytest
 
 from flame_train.engine.memory_report import saved_by_op
 from flame_train.errors import ConfigError
-from flame_train.networks.blocks import Checkpointing
+from flame_train.networks.block_network import Checkpointing
 from flame_train.run.check.adapted_layers import blocks_named
 from flame_train.tools.bench import BenchCase, Prepared, prepare
 from flame_train.tools.bench.models import find

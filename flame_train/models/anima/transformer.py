@@ -20,7 +20,7 @@ from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.errors import ModelFileError
 from flame_train.models.flux.blocks import modulated
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
-from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patched, token_grid, unpatchify
 

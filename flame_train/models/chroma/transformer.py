@@ -35,7 +35,7 @@ from flame_train.models.flux.blocks import (
 )
 from flame_train.models.flux.transformer import PATCH, MLPEmbedder
 from flame_train.networks.arch import block_count, shape_of
-from flame_train.networks.blocks import BlockNetwork, linears_in
+from flame_train.networks.block_network import BlockNetwork, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import RopeTables

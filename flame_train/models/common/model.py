@@ -23,7 +23,7 @@ from flame_train.engine.dtype import DType
 from flame_train.families import with_control_images
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.control import ControlRule
-from flame_train.networks.blocks import BlockNetwork
+from flame_train.networks.block_network import BlockNetwork
 from flame_train.networks.files.part import Part
 from flame_train.networks.fixed_batch import HostArrays
 from flame_train.networks.vae.autoencoder import Autoencoder

@@ -17,7 +17,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.nn import param
 from flame_train.networks.arch import Shapes, TransformerArch, block_count
 from flame_train.networks.attention_mlp import feed_forward
-from flame_train.networks.blocks import Block, bounded
+from flame_train.networks.block_network import Block, bounded
 from flame_train.networks.rope import Angles, Grids, grid, rope_angles
 
 

@@ -31,7 +31,7 @@ from flame_train.models.flux.blocks import (
     position_angles,
 )
 from flame_train.networks.arch import shape_of
-from flame_train.networks.blocks import BlockNetwork, linears_in
+from flame_train.networks.block_network import BlockNetwork, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import RopeTables

@@ -29,7 +29,7 @@ from flame_train.models.flux.blocks import (
     modulated,
 )
 from flame_train.networks.arch import shape_of
-from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import token_grid
 from flame_train.networks.rope import Angles, Grids, RopeTables, grid, rope_angles

@@ -21,7 +21,7 @@ from flame_train.engine import functional as F
 from flame_train.models.flux.blocks import EPS, QKNorm, attend
 from flame_train.models.flux2.transformer import FREQUENCIES, FinalLayer, MLPEmbedder, Modulation, gated
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
-from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import check_latents
 from flame_train.networks.rope import Angles, Grids, RopeTables, grid, rope_angles

@@ -14,7 +14,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype
 from flame_train.engine.nn import param
 from flame_train.models.krea2.arch import Krea2Arch
-from flame_train.networks.blocks import Block
+from flame_train.networks.block_network import Block
 
 # The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway.
 

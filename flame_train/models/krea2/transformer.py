@@ -20,7 +20,7 @@ from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.parts import Attention, FeedForward, TextFusion, ZeroCentredNorm
-from flame_train.networks.blocks import Block, BlockNetwork, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, linears_in
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import grid, rope_angles
 

@@ -19,7 +19,7 @@ from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
 from flame_train.models.krea2.parts import swish_gated
 from flame_train.models.qwenimage.arch import FREQUENCIES, NONE, Positions, QwenImageArch, Shown
-from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.latents import token_grid
 
 _PARTS: Final = 4  # scale and gate, of the attention and of the gated network

@@ -20,7 +20,7 @@ from flame_train.engine.dtype import float32
 from flame_train.models.qwenimage.arch import FREQUENCIES, image_axes
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
 from flame_train.networks.attention_mlp import feed_forward
-from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import Angles, Grids, RopeTables, rope_angles, stated_axes

@@ -21,7 +21,7 @@ from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 from flame_train.networks.arch import TransformerArch, shape_of
 from flame_train.networks.attention_mlp import feed_forward
-from flame_train.networks.blocks import Block, BlockNetwork, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import token_grid, unpatchify
 

@@ -11,7 +11,7 @@ from typing import Final
 from flame_train.engine import Tensor, checkpoint, nn
 from flame_train.engine import functional as F
 from flame_train.networks.attention_mlp import attend, remade, remultiplied
-from flame_train.networks.blocks import Block
+from flame_train.networks.block_network import Block
 
 
 class Attention(nn.Module):

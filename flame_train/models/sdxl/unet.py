@@ -20,7 +20,7 @@ from flame_train.errors import ModelFileError
 from flame_train.models.sdxl.names_unet import AS_SDXL, stated_head_dim
 from flame_train.models.sdxl.transformer import SpatialTransformer, TextKeys, TransformerBlock
 from flame_train.networks.arch import shape_of
-from flame_train.networks.blocks import Block, BlockNetwork, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import check_latents
 

@@ -22,7 +22,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype, float32, int32
 from flame_train.engine.nn import param
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
-from flame_train.networks.blocks import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import published_axes, stated_axes

@@ -22,7 +22,7 @@ from flame_train.engine.dtype import DType
 from flame_train.networks.arch import shape_of
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import QWEN_MEAN, QWEN_STD, STATISTICS_EPS, Statistics, patched, statistic, unpatched
-from flame_train.networks.vae.blocks import Downsample, Middle, ResnetBlock, Shortcut, Upsample, norm
+from flame_train.networks.vae.autoencoder_layers import Downsample, Middle, ResnetBlock, Shortcut, Upsample, norm
 
 _shape: Final = partial(shape_of, "VAE", "an AutoencoderKL")
 Around = Callable[[Tensor], Tensor]

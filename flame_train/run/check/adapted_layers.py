@@ -15,7 +15,7 @@ from flame_train.globs import choose
 from flame_train.io.hub import path_of_setting
 from flame_train.io.weights import open_weights
 from flame_train.models.common.model import Model
-from flame_train.networks.blocks import BlockNetwork, Checkpointing, whole_blocks
+from flame_train.networks.block_network import BlockNetwork, Checkpointing, whole_blocks
 from flame_train.networks.files.identify import identify, lora_could_be
 from flame_train.text_encoders.encoder import TextEncoder
 

@@ -17,7 +17,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype
 from flame_train.errors import ModelFileError
 from flame_train.networks.arch import block_count
-from flame_train.networks.blocks import BlockNetwork
+from flame_train.networks.block_network import BlockNetwork
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.text_encoders.qwen3.network import Qwen3, rotary_angles
 

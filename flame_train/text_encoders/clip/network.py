@@ -16,7 +16,7 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.networks.arch import shape_of
 from flame_train.networks.attention_mlp import attend
-from flame_train.networks.blocks import Block, BlockNetwork
+from flame_train.networks.block_network import Block, BlockNetwork
 from flame_train.networks.files.stated import NOTHING, Stated
 
 _shape: Final = partial(shape_of, "text encoder", "a CLIP text encoder")

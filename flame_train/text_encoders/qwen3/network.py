@@ -21,7 +21,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
 from flame_train.errors import ModelFileError, Unsupported
 from flame_train.networks.arch import shape_of_encoder
-from flame_train.networks.blocks import Block, BlockNetwork, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.text_encoders.qwen3.image_tokens import Grid, ImageTokens, interleaved_angles, positions
 

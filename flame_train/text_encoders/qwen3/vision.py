@@ -22,7 +22,7 @@ from flame_train.engine.dtype import compute_dtype, float16, float32
 from flame_train.errors import ModelFileError, ShapeError
 from flame_train.networks.arch import block_count, shape_of_encoder
 from flame_train.networks.attention_mlp import attend
-from flame_train.networks.blocks import Block, BlockNetwork
+from flame_train.networks.block_network import Block, BlockNetwork
 from flame_train.networks.files.stated import NOTHING, Stated
 
 CHANNELS: Final = 3

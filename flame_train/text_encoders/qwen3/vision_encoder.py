@@ -23,7 +23,7 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, int32
 from flame_train.errors import ConfigError
-from flame_train.networks.blocks import BlockNetwork
+from flame_train.networks.block_network import BlockNetwork
 from flame_train.networks.files.part import Part
 from flame_train.text_encoders.encoder import TextEncoder, TokenRow
 from flame_train.text_encoders.qwen3.encoder import TOKENS, ClosedTemplate, Qwen3Encoder

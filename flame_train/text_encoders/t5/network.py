@@ -21,7 +21,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
 from flame_train.networks.arch import shape_of_encoder
 from flame_train.networks.attention_mlp import attend
-from flame_train.networks.blocks import Block, BlockNetwork, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 
 MAX_DISTANCE: Final = 128  # tokens further apart than this share one bucket; in no file

@@ -27,8 +27,8 @@ from flame_train.engine.shape_run import gpu_of, shape_run
 from flame_train.errors import ConfigError, EnvironmentFault, out_of_memory
 from flame_train.models.common.control import by_name
 from flame_train.models.common.model import Denoiser, Model
+from flame_train.networks.block_network import BlockNetwork, Checkpointing, whole_blocks
 from flame_train.networks.block_offload import StreamedWeights
-from flame_train.networks.blocks import BlockNetwork, Checkpointing, whole_blocks
 from flame_train.run.check.adapted_layers import adapted_layers, blocks_named, blocks_streamed
 from flame_train.run.check.check_run import storage_of
 from flame_train.run.train.step_state import make_state

@@ -11,7 +11,7 @@ from ...data.buckets import Placement
 from ...errors import ConfigError
 from ...models.common.model import Model
 from ...models.registry import FAMILIES, NOTHING_NAMED, Family
-from ...networks.blocks import BlockNetwork, Checkpointing
+from ...networks.block_network import BlockNetwork, Checkpointing
 from ...text_encoders.running import RunningEncoder, tokens_of
 
 SIZE_CONDITIONING: Final = 6 * 256

@@ -11,8 +11,8 @@ import pytest
 from flame_train.engine.backend.cuda.host_copies import HostCopies, PinnedCopy
 from flame_train.engine.mode import mode, no_grad, recomputing
 from flame_train.errors import DeviceFault
+from flame_train.networks.block_network import Block, BlockNetwork
 from flame_train.networks.block_offload import StreamedWeights
-from flame_train.networks.blocks import Block, BlockNetwork
 from tests.engine.backend.lines import Cuda, Line, surely_done
 
 BLOCKS = 5
