@@ -33,7 +33,7 @@ def has_its_names(names: Iterable[str]) -> bool:
 
 
 def written_scale(metadata: Mapping[str, str], rank: int, key: str = ALPHA_KEY) -> float | None:
-    """alpha / rank for a module of `rank`, by the metadata's `key`; None where it has none.
+    """Returns alpha / rank for a module of `rank`, by the metadata's `key`; None where it has none.
 
     Raises:
         ValueError: the alpha is no positive number, or the metadata's rank is not `rank`.
@@ -78,7 +78,7 @@ class MatchedKey:
 
 
 def split_key(key: str) -> tuple[str, str] | None:
-    """(the module as spelled, the array's name in its kind's file form), or None for a key of no LoRA."""
+    """Returns (the module as spelled, the array's name in its kind's file form), or None for a key of no LoRA."""
     for suffix, array in (item for kind in ADAPTERS.values() for item in kind.files.suffixes.items()):
         if key.endswith(suffix):
             return _modern(key.removesuffix(suffix)), array

@@ -87,7 +87,7 @@ class Drop:
         return low
 
     def _acting(self, levels: Tensor, rows: int, rank: int) -> Tensor:
-        """fp32 (rows, rank): 1 for the ranks that act at a row's noise level, 0 for the others."""
+        """Returns fp32 (rows, rank): 1 for the ranks that act at a row's noise level, 0 for the others."""
         xp, least = self.rng.xp, min(self.chances.min_rank, rank)
         share = (np.float32(1.0) - levels.data).astype(np.float32) ** np.float32(self.chances.rank_exponent)
         count = xp.floor(share * np.float32(rank - least)) + np.float32(least)

@@ -84,7 +84,7 @@ def alpha_record(state: LoraState) -> dict[str, str]:
 
 
 def recorded_alphas(metadata: Mapping[str, str], modules: Mapping[str, list[str]]) -> dict[tuple[str, str], float]:
-    """(component, module) -> alpha folded into the file; empty without a usable record.
+    """Returns (component, module) -> alpha folded into the file; empty without a usable record.
 
     A record that does not fit the modules (tensors were added or removed since) is ignored. Without it the file has
     the same meaning, with alpha equal to rank.

@@ -116,5 +116,5 @@ def _merged(weight: Any, first: Tensor, second: Tensor, scale: float, shape: tup
 
 
 def as_matrix(x: Array) -> Array:
-    """(rows, everything else)."""
+    """Returns (rows, everything else)."""
     return x.reshape(len(x), -1)

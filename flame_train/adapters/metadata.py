@@ -46,7 +46,7 @@ _REPEATED_GROUP: Final = re.compile(r"(?<!\\)\)[*+{?]")
 
 
 def peft_scales(metadata: Mapping[str, str], file: Path | None = None) -> Callable[[str, str, int], float | None]:
-    """(component, path in diffusers, rank) -> scale; None where no configuration says it, or makes no sense.
+    """Returns (component, path in diffusers, rank) -> scale; None where no configuration says it, or makes no sense.
 
     A configuration stands in the metadata, by component, or in `adapter_config.json` beside a `file` that is called as
     PEFT calls its own. ValueError for one that asks for more than a scale, and for a pattern that is no regular

@@ -127,6 +127,6 @@ def png(pixels: Pixels, parameters: str = "") -> bytes:
 
 
 def write_png(path: Path, pixels: Pixels, parameters: str = "") -> None:
-    """A PNG, whole or not at all. Raises `OutputError` when the disk cannot take it."""
+    """Writes a PNG, whole or not at all. Raises `OutputError` when the disk cannot take it."""
     raw = png(pixels, parameters)
     write_atomically(path, [raw], len(raw))

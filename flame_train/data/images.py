@@ -254,7 +254,7 @@ _MOST: Final = 1_000_000  # images of all datasets that share a cache
 
 
 def decoded_images(folder: Path) -> dict[str, Size]:
-    """(height, width) by SHA-256 in hex, of the remembered images."""
+    """Returns (height, width) by SHA-256 in hex, of the remembered images."""
     content = read_checked(folder / _NAME)
     try:
         return {name: (h, w) for name, (h, w) in content["images"].items()} if content["by"] == _DECODERS else {}

@@ -37,7 +37,7 @@ class Contrast:
         return cls(low, high, schedule == "sigma")
 
     def scales(self, rng: Rng, levels: Tensor) -> Tensor:
-        """(B,) fp32, the scales of samples at these noise levels (B,)."""
+        """Returns (B,) fp32, the scales of samples at these noise levels (B,)."""
         drawn = np.float32(self.low)
         if self.high > self.low:
             drawn = drawn + np.float32(self.high - self.low) * rng.uniform(Stream.CONTRAST)

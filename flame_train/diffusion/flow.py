@@ -49,7 +49,7 @@ def resolution_shift(low: float = 0.5, high: float = 1.15, low_tokens: int = 256
 
 
 def shifted(sigma: Any, shift: float) -> Any:
-    """shift * s / (1 + (shift - 1) * s): more noise for a shift above 1 (arXiv 2403.03206, section 5.3.2)."""
+    """Returns shift * s / (1 + (shift - 1) * s): more noise for a shift above 1 (arXiv 2403.03206, section 5.3.2)."""
     return shift * sigma / (1.0 + (shift - 1.0) * sigma)
 
 
@@ -76,7 +76,7 @@ class FlowObjective(TrainingObjective):
         object.__setattr__(self, "_draw", self.sampling.on(self.device))
 
     def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
-        """(B,) fp32 in (0, 1) for latents of `shape` (H, W, C)."""
+        """Returns (B,) fp32 in (0, 1) for latents of `shape` (H, W, C)."""
         levels = self._draw(rng)
         if self.sampling.exact:
             return Tensor(levels)
@@ -95,7 +95,7 @@ class FlowObjective(TrainingObjective):
         return t
 
     def noise(self, rng: Rng, latents: Tensor) -> Tensor:
-        """(B, H, W, C) fp32, the noise of the target."""
+        """Returns (B, H, W, C) fp32, the noise of the target."""
         return self.kinds.drawn(rng, latents)
 
     def mixed(self, rng: Rng, noise: Tensor) -> Tensor:

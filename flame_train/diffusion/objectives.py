@@ -63,19 +63,19 @@ class TrainingObjective(ABC):
 
     @abstractmethod
     def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
-        """(B,) positions in the schedule, for latents of `shape` (H, W, C), as the denoiser gets them."""
+        """Returns (B,) positions in the schedule, for latents of `shape` (H, W, C), as the denoiser gets them."""
 
     @abstractmethod
     def at_levels(self, levels: Tensor) -> Tensor:
-        """(B,) positions in the schedule of noise levels in (0, 1), fp32; 1 is pure noise."""
+        """Returns (B,) positions in the schedule of noise levels in (0, 1), fp32; 1 is pure noise."""
 
     @abstractmethod
     def levels(self, t: Tensor) -> Tensor:
-        """(B,) fp32, the noise levels of positions in the schedule."""
+        """Returns (B,) fp32, the noise levels of positions in the schedule."""
 
     @abstractmethod
     def noise(self, rng: Rng, latents: Tensor) -> Tensor:
-        """(B, H, W, C) fp32, the noise of the target, for latents of this shape."""
+        """Returns (B, H, W, C) fp32, the noise of the target, for latents of this shape."""
 
     @abstractmethod
     def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class Objective(TrainingObjective):
         self._weight = None if weights is None else _table(weights, device)
 
     def timesteps(self, rng: Rng, shape: Sequence[int] = ()) -> Tensor:
-        """(B,) int64, whatever the latents' shape: a level in (0, 1) is a position in the span."""
+        """Returns (B,) int64, whatever the latents' shape: a level in (0, 1) is a position in the span."""
         first, end = (edge * self.schedule.steps // 1000 for edge in self._span)
         count = end - first
         if self._sampling.even:
@@ -176,15 +176,15 @@ class Objective(TrainingObjective):
         return Tensor(drawn + first if first else drawn)
 
     def at_levels(self, levels: Tensor) -> Tensor:
-        """(B,) int64, the timesteps of noise levels in (0, 1): the whole schedule, whatever the span."""
+        """Returns (B,) int64, the timesteps of noise levels in (0, 1): the whole schedule, whatever the span."""
         return Tensor((levels.data * np.float32(self.schedule.steps)).astype(np.int64).clip(0, self.schedule.steps - 1))
 
     def levels(self, t: Tensor) -> Tensor:
-        """(B,) fp32, the noise levels of timesteps."""
+        """Returns (B,) fp32, the noise levels of timesteps."""
         return Tensor(t.data.astype(np.float32) / np.float32(self.schedule.steps))
 
     def noise(self, rng: Rng, latents: Tensor) -> Tensor:
-        """(B, H, W, C) fp32, the noise of the target."""
+        """Returns (B, H, W, C) fp32, the noise of the target."""
         return self._drawn.drawn(rng, latents)
 
     def mixed(self, rng: Rng, noise: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Moments:
         self._parts: dict[str, list[Array]] = {}
 
     def inverse_root(self, squares: Array, stack: int, decay: Any) -> Array:
-        """1 / sqrt of the moment of `squares` (n, *shape), which moves by 1 - `decay`."""
+        """Returns 1 / sqrt of the moment of `squares` (n, *shape), which moves by 1 - `decay`."""
         xp = self._xp
         if not self._matrices.is_cut(stack):
             return 1.0 / xp.sqrt(self.moved("whole", stack, squares, decay))

@@ -69,7 +69,7 @@ class DoraFactors:
         return self.lora.fits(shape)
 
     def delta(self, weight: Array, strength: float = 1.0) -> Array:
-        """strength * (W' - W), as ComfyUI applies it."""
+        """Returns strength * (W' - W), as ComfyUI applies it."""
         base = weight.astype(np.float32)
         total = base + self.lora.delta().reshape(base.shape)
         others = tuple(i for i in range(base.ndim) if i != (0 if self.on_output else 1))

@@ -106,7 +106,7 @@ class LoraAdapter:
         return layer.bare(x) + self.low_rank(layer, x, drop)
 
     def low_rank(self, layer: Layer, x: Tensor, drop: Drop) -> Tensor:
-        """scale * up(down(x)) without what `drop` leaves out."""
+        """Returns scale * up(down(x)) without what `drop` leaves out."""
         down, up = self.compute(x)
         if isinstance(layer, nn.Linear):
             low = F.linear(x, down)

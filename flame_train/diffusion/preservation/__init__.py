@@ -52,7 +52,7 @@ class Preservation(Entry):
 
 
 def mean_square(a: Tensor, b: Tensor) -> Tensor:
-    """(B,): the mean over a sample's values of (a - b)^2."""
+    """Returns (B,): the mean over a sample's values of (a - b)^2."""
     error: Tensor = (a - b).square().mean(dim=tuple(range(1, a.ndim)))
     return error
 

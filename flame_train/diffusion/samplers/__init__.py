@@ -28,7 +28,7 @@ class Path(Protocol):
         """Returns x at the first level, fp32, from standard normal noise."""
 
     def slope(self, denoise: Denoise, x: Tensor, i: int, cond: Any) -> Tensor:
-        """dx / dlevel, fp32, at level i: it asks the model. The model's image is x - level * slope."""
+        """Returns dx / dlevel, fp32, at level i: it asks the model. The model's image is x - level * slope."""
 
 
 class Sampler(Entry):

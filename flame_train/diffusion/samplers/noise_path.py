@@ -52,7 +52,7 @@ class NoisePath:
         return noise.float() * (math.sqrt(first**2 + 1.0) if self.spacing == "leading" else first)
 
     def slope(self, denoise: Denoise, x: Tensor, i: int, cond: Any) -> Tensor:
-        """dx / dsigma = (x - x_0) / sigma at level i."""
+        """Returns dx / dsigma = (x - x_0) / sigma at level i."""
         sigma = self.levels[i]
         variance = sigma**2 + 1.0
         output = self.ask(denoise, x * (1.0 / math.sqrt(variance)), i, cond)

@@ -26,7 +26,7 @@ class TimestepSampling(Entry):
 
     @abstractmethod
     def levels(self, rng: Rng) -> Array:
-        """(B,) in (0, 1): noise levels of a flow before the shift, 1 being pure noise."""
+        """Returns (B,) in (0, 1): noise levels of a flow before the shift, 1 being pure noise."""
 
     def on(self, device: str) -> Callable[[Rng], Array]:
         """Samples levels on a device. It may hold tables there, which a captured step could not bring."""

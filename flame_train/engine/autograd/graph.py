@@ -105,7 +105,7 @@ class Edge:
     __slots__ = ("arg", "dtype", "index", "item", "leaf", "node", "shape")
 
     def __init__(self, t: GraphTensor, arg: str = "", item: int | None = None) -> None:
-        """The edge from argument `arg` to the node that computed `t`, or to `t` itself if it is a leaf."""
+        """Returns the edge from argument `arg` to the node that computed `t`, or to `t` itself if it is a leaf."""
         self.arg, self.item = arg, item
         self.node, self.index = t._node, t._index
         self.leaf = t._leaf if t._node is None else None

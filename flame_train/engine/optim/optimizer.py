@@ -148,7 +148,7 @@ class Optimizer:
         self.arena.zero_grad()
 
     def step(self, loss: Tensor | None = None) -> None:
-        """One update from the accumulated gradients. `loss`, of any shape, is only checked for finiteness.
+        """Makes one update from the accumulated gradients. `loss`, of any shape, is only checked for finiteness.
 
         Raises `RuntimeError` if it lies on another device than the parameters, and with a scaler if the loss was not
         scaled. Raises `TypeError` if it is no Tensor.

@@ -112,7 +112,7 @@ class Autoencoder:
         return self.network.arch.downscale
 
     def latent_shape(self, size: Size) -> tuple[int, int, int]:
-        """(h, w, Z) of an image (H, W)."""
+        """Returns (h, w, Z) of an image (H, W)."""
         return size[0] // self.downscale, size[1] // self.downscale, self.network.arch.seen_channels
 
     def seen(self, mean: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -113,7 +113,7 @@ class Shortcut:
         return films.reshape(B, h, w, self.channels, -1).mean(dim=-1)
 
     def up(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H side, W side, channels): copies of channels, of whose frames the last is kept."""
+        """Returns (B, H side, W side, channels): copies of channels, of whose frames the last is kept."""
         B, H, W, C = x_BHWC.shape
         s, films = self.side, self.channels * self.frames * self.side**2
         copies = x_BHWC.unsqueeze(-1).expand(B, H, W, C, films // C).reshape(B, H, W, self.channels, self.frames, s, s)

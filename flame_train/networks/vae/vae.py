@@ -335,5 +335,5 @@ def unscaled_latents(arch: VaeArch, latents_BHWZ: Any) -> Any:
 
 
 def scaled_latents(arch: VaeArch, z_BHWZ: Any) -> Any:
-    """(z - shift) * scale: latents, a tensor or an array, as the autoencoder's diffusion model sees them."""
+    """Returns (z - shift) * scale: latents, a tensor or an array, as the autoencoder's diffusion model sees them."""
     return (z_BHWZ - arch.shift_factor if arch.shift_factor else z_BHWZ) * arch.scaling_factor

@@ -187,7 +187,7 @@ class T5Encoder(BlockNetwork):
         return [self.encoder.block[0].layer[0].SelfAttention.relative_attention_bias]
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-        """(B, T, C) in the weights' dtype. `mask_BT` is True where there is a token to look at.
+        """Returns (B, T, C) in the weights' dtype. `mask_BT` is True where there is a token to look at.
 
         Without one, attention includes padding, as SD3 and Flux were trained and as their pipelines sample.
         """

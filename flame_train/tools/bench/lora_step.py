@@ -87,7 +87,7 @@ class Prepared:
     frozen_bytes: int
 
     def step(self) -> None:
-        """The whole step: noise, timesteps, forward, loss, backward, sum over processes, clip, AdamW."""
+        """Makes the whole step: noise, timesteps, forward, loss, backward, sum over processes, clip, AdamW."""
         micro(self.state, self.batch)
         reduce(self.state)
         update(self.state)

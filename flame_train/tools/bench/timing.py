@@ -50,7 +50,7 @@ def kind_of(name: str) -> str:
 
 
 def count_launches(step: Callable[[], None], backend: Backend) -> dict[str, tuple[int, int]]:
-    """(launches, bytes) of an eager step by kind. Bytes are those of our kernels' arrays, each counted once."""
+    """Returns (launches, bytes) of an eager step by kind. Bytes are those of our kernels' arrays, each counted once."""
     launches, moved = defaultdict[str, int](int), defaultdict[str, int](int)
 
     def watch(name: str, args: Sequence[Any]) -> bool:

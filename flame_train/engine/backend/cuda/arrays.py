@@ -26,7 +26,7 @@ class Arrays:
         return self.xp.empty(tuple(shape), dtype)
 
     def contiguous(self, x: Array) -> Array:
-        """`x` in row-major memory, itself if it is already."""
+        """Returns `x` in row-major memory, itself if it is already."""
         return x if x.flags.c_contiguous else self.copied(x)
 
     def copied(self, x: Array) -> Array:
@@ -36,7 +36,7 @@ class Arrays:
         return made
 
     def cast(self, x: Array, dtype: DType) -> Array:
-        """`x` in another dtype; itself if it has that."""
+        """Returns `x` in another dtype; itself if it has that."""
         if x.dtype == dtype or x.dtype not in ELEMENT_TYPES or dtype not in ELEMENT_TYPES:
             return x.astype(dtype, copy=False)
         return self.elementwise(("input",), {"input": x}, (dtype,))[0]

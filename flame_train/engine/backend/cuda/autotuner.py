@@ -22,7 +22,7 @@ _FORMAT = 1  # raised when the meaning of values changes: older files are then s
 
 
 def default_folder() -> Path | None:
-    """`choices` in the user's cache folder; None if the user has no home folder."""
+    """Returns `choices` in the user's cache folder; None if the user has no home folder."""
     return user_cache("choices")
 
 

@@ -162,7 +162,7 @@ class CapturingDevice(Protocol):
 
 
 def capture(backend: CapturingDevice, fn: Callable[[], None]) -> Callable[[], None]:
-    """`fn` as a callable that records itself once and replays from then on."""
+    """Returns `fn` as a callable that records itself once and replays from then on."""
     return _Captured(backend, fn)
 
 

@@ -65,7 +65,7 @@ def begin(fast: bool) -> str:
 
 
 def included(text: str) -> str:
-    """`text` with our headers in place of their #include, each once.
+    """Returns `text` with our headers in place of their #include, each once.
 
     CuPy's cache on disk is keyed by the text, and would not notice that a header has changed.
     """

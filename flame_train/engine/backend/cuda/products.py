@@ -72,7 +72,7 @@ class Products(Arrays):
         out_dtype: DType | None = None,
         gelu: Gelu | None = None,
     ) -> Array:
-        """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`.
+        """Returns alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`.
 
         With `gelu`, for b (K, N) and with its `hidden` (rows, N), what that makes of the product.
 
@@ -118,7 +118,7 @@ class Products(Arrays):
     def scaled_product(
         self, a: ScaledRows, b: ScaledRows, *, out: Array, bias: Array | None = None, plus: Array | None = None
     ) -> None:
-        """out (..., N) = a @ b^T (+ bias) (+ plus), for a (M, K) and b (N, K).
+        """Returns out (..., N) = a @ b^T (+ bias) (+ plus), for a (M, K) and b (N, K).
 
         See ops/linear/scaled.py. M is the number of rows of `out`, which is dense; `plus` may be `out`.
 
@@ -248,7 +248,7 @@ class Products(Arrays):
         return out, flat, added
 
     def _thin_first(self, x: Operands) -> None:
-        """`lora_gemm` by cuBLASLt for the thin product, and `dual_gemm` for the rest."""
+        """Computes `lora_gemm` by cuBLASLt for the thin product, and `dual_gemm` for the rest."""
         assert x.thin is not None
         if x.splits == 1:
             self.matmul(x.a, x.thin, out=x.a2, alpha=x.scale)
@@ -258,7 +258,7 @@ class Products(Arrays):
         self.dual_gemm(x.a, x.b, x.a2, x.b2, parts=x.parts, bias=x.bias, plus=x.plus, out=x.out)
 
     def _separately(self, x: Operands) -> None:
-        """`dual_gemm` by two products of cuBLASLt."""
+        """Computes `dual_gemm` by two products of cuBLASLt."""
         self.matmul(x.a, x.b, bias=x.bias, out=x.out, plus=x.plus)
         left, right, out = (
             y.reshape(len(y), x.parts, -1).transpose(1, 0, 2) if x.parts > 1 else y for y in (x.a2, x.b2, x.out)
@@ -274,7 +274,7 @@ def _place(cupy: Any) -> str:
 
 
 def _three(xp: Any, x: Array, lead: tuple[int, ...]) -> Array:
-    """`x` with its leading dims as one batch; a view unless its strides forbid it."""
+    """Returns `x` with its leading dims as one batch; a view unless its strides forbid it."""
     if not lead or (x.ndim == 3 and x.shape[:1] == lead):
         return x
     full = xp.broadcast_to(x, (*lead, *x.shape[-2:]))

@@ -37,7 +37,7 @@ class Columns:
     def __call__(
         self, reductions: Sequence[Reduction], operands: Operands, extent: Extent, dtype: DType
     ) -> list[Array]:
-        """An array (outer, inner) of `dtype` for each reduction.
+        """Returns an array (outer, inner) of `dtype` for each reduction.
 
         Rows of `operands` are (outer * reduced, inner), or (outer, reduced) where inner is 1; its tables and columns
         refer to the same rows.

@@ -65,7 +65,7 @@ class Elementwise:
         shape: Shape | None = None,
         out: tuple[Array, ...] = (),
     ) -> tuple[Array, ...]:
-        """The expressions' values, in new arrays of `dtypes` and `shape` (the operands' own), or in `out`.
+        """Returns the expressions' values, in new arrays of `dtypes` and `shape` (the operands' own), or in `out`.
 
         Operands are arrays or numbers. Raises `ValueError` if shapes do not broadcast.
 

@@ -100,7 +100,7 @@ class Expression(Trace):
 
 
 def expression(function: Callable[..., Any], names: Sequence[str]) -> str:
-    """`function(xp, <names>)` in C over these names, which are fp32 numbers.
+    """Returns `function(xp, <names>)` in C over these names, which are fp32 numbers.
 
     Raises `TypeError` for a function that branches on a value.
     """

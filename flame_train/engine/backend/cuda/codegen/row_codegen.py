@@ -136,7 +136,7 @@ class RowText:
     # ---- computing -----------------------------------------------------------------------------------
 
     def _packets(self, body: str) -> str:
-        """`body` for every packet of the row that this thread has."""
+        """Writes `body` for every packet of the row that this thread has."""
         return f"""#pragma unroll
   for (int k = 0; k < {self.tiling.packets}; k++) {{
     const int p = lane + k * {self.tiling.threads};
@@ -153,7 +153,7 @@ class RowText:
         return f"    if ({' || '.join(missing)}) continue;\n" if missing else ""
 
     def _each(self, body: str, before: str = "", after: str = "") -> str:
-        """`body` for every element, with the operands it names at hand."""
+        """Writes `body` for every element, with the operands it names at hand."""
         w, words = self.tiling.width, _words(body)
         tables = "".join(
             f"    const Packet<{t}, {w}> q_{name} = *reinterpret_cast<const Packet<{t}, {w}>*>(r_{name} + p * {w});\n"

@@ -101,7 +101,7 @@ class RowSums:
         groups: int = 1,
         summed: DType = float32,
     ) -> tuple[tuple[Array, ...], list[Array]]:
-        """The program's outputs, and for each expression of `totals` its sums (groups, C) over the rows.
+        """Returns the program's outputs, and for each expression of `totals` its sums (groups, C) over the rows.
 
         The rows are that many `groups` of equal length, one after another. Expressions of totals use what those of the
         program's outputs may. Sums are of the dtype `summed`, or in fp32 where one block makes them.

@@ -348,7 +348,7 @@ def _scale_dtype(dtype: DType) -> DType:
 
 
 def _scales(dtype: DType, alpha: float, adds: bool) -> ctypes.Array[Any]:
-    """(alpha, beta) for operands of `dtype`."""
+    """Returns (alpha, beta) for operands of `dtype`."""
     wide = _scale_dtype(dtype)
     kind = int if wide == int32 else float
     made: ctypes.Array[Any] = abi.SCALES[wide](kind(alpha), kind(adds))

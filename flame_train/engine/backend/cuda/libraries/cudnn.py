@@ -105,7 +105,7 @@ class CuDnn:
         self._run(key, x.dtype, build, arrays)
 
     def conv_input_gradient(self, g_out: Array, w: Array, dx: Array, steps: Steps) -> None:
-        """dx of a convolution, from the gradient of its output (both NHWC)."""
+        """Returns dx of a convolution, from the gradient of its output (both NHWC)."""
         lg, lw, lx = nhwc(g_out), strided(w), nhwc(dx)
         key = ("dgrad", dx.dtype, *flat(lg, lw, lx), *steps)
 
@@ -115,7 +115,7 @@ class CuDnn:
         self._run(key, dx.dtype, build, {"g": g_out, "w": w, "dx": dx})
 
     def conv_weight_gradient(self, x: Array, g_out: Array, dw: Array, steps: Steps) -> None:
-        """dw of a convolution, from its NHWC input and the gradient of its output."""
+        """Returns dw of a convolution, from its NHWC input and the gradient of its output."""
         lx, lg, lw = nhwc(x), nhwc(g_out), strided(dw)
         key = ("wgrad", x.dtype, *flat(lx, lg, lw), *steps)
 
@@ -191,7 +191,7 @@ class CuDnn:
         g_bias: Array | None = None,
         lengths: Array | None = None,
     ) -> None:
-        """The gradients of attention; bit-equal between runs where the mode asks for determinism.
+        """Returns the gradients of attention; bit-equal between runs where the mode asks for determinism.
 
         `stats` must lie in row-major memory, with infinity for a row that is barred everywhere. Others may have any
         strides, with unit stride along D.

@@ -51,7 +51,7 @@ class NcclCollectives:
         return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
 
     def _gathered(self, host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """(world, n), the arrays of all processes."""
+        """Returns (world, n), the arrays of all processes."""
         with self._stream:
             mine = self._cupy.asarray(host.view(np.uint8))
             all_of_them = self._cupy.empty((self._world, mine.size), np.uint8)
