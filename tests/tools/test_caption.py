@@ -99,10 +99,15 @@ def test_ctrl_c_says_what_is_written(tmp_path: Path, server: ChatServer) -> None
 
     server.reply = one
     command = [sys.executable, "-m", "flame_train", "caption", str(tmp_path / "set"), "--server", server.address]
-    process = subprocess.Popen([*command, "--jobs", "1"], stderr=subprocess.PIPE, text=True)
-    assert second.wait(60)
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
+    with subprocess.Popen(
+        [*command, "--jobs", "1"],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+    ) as process:
+        assert second.wait(60)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
     end.set()
     assert (process.returncode, said) == (
         130,
