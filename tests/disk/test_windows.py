@@ -85,7 +85,7 @@ def test_a_run_whose_files_would_have_too_long_paths_is_refused(
     check_run._check_places(config(tmp_path, dir=str(long)))
     monkeypatch.setattr(check_run, "path_limit", lambda: 259)
     check_run._check_places(config(tmp_path, dir=str(tmp_path / "run")))
-    with pytest.raises(ConfigError, match=r"output.dir: expected at most \d+ characters, got 3\d\d: .*enable long"):
+    with pytest.raises(ConfigError, match=r"output.dir: expected at most \d+ characters, got \d+: .*enable long"):
         check_run._check_places(config(tmp_path, dir=str(long)))
 
 
