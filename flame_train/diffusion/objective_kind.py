@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from flame_train.engine import Tensor
 from flame_train.settings import Entry, Table
@@ -63,16 +63,9 @@ class Denoising(ObjectiveKind):
 
     name = "denoising"
 
-    def losses(
-        self,
-        prediction: Tensor,
-        target: Tensor,
-        noise: Tensor,
-        level: NoiseLevel,
-        batch: StepBatch,
-        base: Callable[[], Tensor],
-    ) -> Tensor:
-        raise NotImplementedError("TrainingObjective.losses has its tables of weights")
+    def losses(self, *arguments: Any, **named: Any) -> Tensor:
+        """Is never asked: `TrainingObjective.losses`, which has the tables of weights, makes this loss."""
+        raise AssertionError("the usual objective is asked for its loss; TrainingObjective makes that")
 
 
 OBJECTIVES: Table[ObjectiveKind] = Table("objective", "what the loss is made of", [Denoising], Denoising.name)

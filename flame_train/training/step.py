@@ -213,15 +213,12 @@ def losses_of(
     if share is not None:
         base = base_prediction(noised, off)
         target = share * base + (1.0 - share) * objective.target(noised.latents, noised.noise, noised.t)
-    if own is not None and target is None:
-        target = objective.target(noised.latents, noised.noise, noised.t)
     weight = noised.batch.loss_weight()
     prediction = noised.prediction() if contrast is None else _contrasted(noised, objective, contrast, share)
     if own is not None:
-        assert target is not None
-        level = objective.noise_level(noised.t)
-        prediction = prediction.float()
-        each = own.losses(prediction, target, noised.noise, level, noised.batch, partial(base_prediction, noised, off))
+        prediction, level = prediction.float(), objective.noise_level(noised.t)
+        wanted = objective.target(noised.latents, noised.noise, noised.t) if target is None else target
+        each = own.losses(prediction, wanted, noised.noise, level, noised.batch, partial(base_prediction, noised, off))
         return _for_each(each, own, prediction)
     return objective.losses(prediction, noised.latents, noised.noise, noised.t, weight, target)
 
