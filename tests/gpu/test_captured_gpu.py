@@ -61,6 +61,7 @@ def check(case: bench.BenchCase, **how: Any) -> dict[str, np.ndarray]:
     return one
 
 
+_MASKED = ("lora.min_rank=4", "loss.contrastive_scale=[2.0, 4.0]", "loss.contrastive_schedule=sigma")
 _LOCON = {"settings": ("lora.kind=locon", "lora.conv_rank=4", "lora.targets=*")}
 
 
@@ -79,6 +80,8 @@ _LOCON = {"settings": ("lora.kind=locon", "lora.conv_rank=4", "lora.targets=*")}
         {"quantize": "nf4"},
         *({"settings": ("lora.kind=" + kind,)} for kind in ("loha", "lokr", "dora")),
         _LOCON,
+        {"settings": _MASKED},
+        {"settings": (*_MASKED, "lora.dropout=0.1"), "checkpointing": "full", "quantize": "fp8"},
         {"settings": ("lora.kind=dora", "lora.wd_on_output=true"), "checkpointing": "full"},
         {"settings": ("lora.kind=loha", "lora.targets=*"), "quantize": "fp8"},
     ],
