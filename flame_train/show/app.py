@@ -23,10 +23,10 @@ from flame_train.errors import shown
 
 from . import sections
 from .charts import charts_of, charts_of_runs
+from .frame import header, mark, page_file
 from .library import Library
-from .report import navigation, page_file
 from .run_reader import RunView
-from .sections import GridImage, loss_of, sample_image, state_of, validation_of
+from .sections import SECTIONS, GridImage, loss_of, sample_image, state_of, validation_of
 from .svg import Element, element, html
 from .trained_images import TrainedImage
 
@@ -104,6 +104,9 @@ def settings(views: Sequence[RunView]) -> Element:
     )
 
 
+PAGES: Final = {"runs": "/"}
+"""The pages that the head of each leads to, by name."""
+
 _POINTS: Final = 2000  # of a line
 _ROWS: Final = 100  # images of the dataset on a page
 _LONGEST: Final = 200  # characters of what is looked for
@@ -149,14 +152,12 @@ class Pages:
             return RedirectResponse(_path("/run", name=names[0]))
         views = [view for name in names if (view := self._library.view(name))]
         rows = Markup(html(table(views, lambda name: _path("/run", name=name))))
-        return self._page("runs.html", title="runs", table=rows)
+        return self._page("runs.html", header(links=PAGES, here="runs"), title="runs", table=rows)
 
     def run(self, request: Request) -> Response:
         """Returns a run's page, which fills itself from `run.json`."""
         view = self._view(request)
-        alone = len(self._library.readers()) == 1
-        links = [] if alone else [element("a", "all runs", href="/")]
-        return self._page("run.html", title=view.name, name=view.name, nav=Markup(html(navigation(*links))))
+        return self._page("run.html", header(links=PAGES | SECTIONS), title=view.name, name=view.name)
 
     def run_data(self, request: Request) -> Response:
         """Returns the charts and sections of a run, or that they are as the browser has them."""
@@ -179,7 +180,7 @@ class Pages:
     def compare(self, request: Request) -> Response:
         """Shows several runs side by side."""
         names = [view.name for view in self._views(request)]
-        return self._page("compare.html", title="comparison of runs", names=names)
+        return self._page("compare.html", header(links=PAGES), title="comparison of runs", names=names)
 
     def compare_data(self, request: Request) -> Response:
         """Returns the charts of several runs over each other, their samples and what differs in their configs."""
@@ -258,13 +259,16 @@ class Pages:
         name = request.path_params["name"]
         if name == "plotly.js":
             return _kept(_plotly(), "text/javascript")
-        if name not in ("page.css", "page.js", "live.css", "live.js"):
+        if name == "mark.svg":
+            return _kept(html(mark(xmlns="http://www.w3.org/2000/svg")).encode(), "image/svg+xml")
+        if name not in ("page.css", "page.js", "live.js"):
             raise NotFound
         kind = _KINDS[name.rpartition(".")[2]]
         return Response(page_file(name), media_type=kind, headers={"Cache-Control": "no-cache"})
 
-    def _page(self, template: str, **values: Any) -> Response:
-        text = self._templates.get_template(template).render(values)
+    def _page(self, template: str, top: Element, **values: Any) -> Response:
+        """Renders a template below a head."""
+        text = self._templates.get_template(template).render(values, header=Markup(html(top)))
         return Response(text, media_type="text/html", headers={"Cache-Control": "no-store"})
 
     def _view(self, request: Request) -> RunView:

@@ -7,12 +7,10 @@ this machine. It is made from the run folder alone, and changes nothing in a run
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import logging
 import math
 from collections.abc import Callable, Sequence
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +23,10 @@ from flame_train.version import __version__
 from . import sections
 from .charts import charts_of
 from .curves import Curve
+from .frame import document, header, page_file
 from .grids import Grid, cropped
 from .run_reader import RunReader, RunView, without_folders
-from .svg import Axis, Element, axis, element, html, svg
+from .svg import Axis, axis, element, svg
 
 _WIDTH, _HEIGHT = 1920, 960
 _LEFT, _TOP, _RIGHT, _BOTTOM = 160, 100, 40, 100
@@ -90,12 +89,6 @@ _SAMPLES: Final = 48  # images of samples in a report
 _SIDE: Final = 256  # pixels: their longer side
 _ROWS: Final = 100  # images of the dataset in a report
 _POINTS: Final = 500  # of a line
-_PAGES: Final = resources("flame_train.show") / "pages"
-
-
-def page_file(name: str) -> str:
-    """Returns a file of `pages/`."""
-    return (_PAGES / name).read_text(encoding="utf-8")
 
 
 class Report:
@@ -124,7 +117,6 @@ class Report:
         note = f"{omitted} more are in dataset.json and images.json of the run folder." if omitted else ""
         charts = [svg(chart) for chart in charts_of(view, _POINTS)]
         body = [
-            navigation(),
             sections.summary(view, live=False),
             element("section", element("h2", "Curves"), element("div", *charts, class_="plots"), id="curves"),
             sections.samples(
@@ -139,7 +131,7 @@ class Report:
             element("p", f"Made by flame-train {__version__} from the run folder.", class_="note"),
         ]
         style = page_file("page.css") + self._sheet(images)
-        return document(view.name, body, style, page_file("page.js"))
+        return document(view.name, header(links=sections.SECTIONS, home=None), body, style, page_file("page.js"))
 
     def _image(self, view: RunView, step: int, number: int) -> str:
         grid = next(grid for grid in view.grids if grid.step == step)
@@ -167,28 +159,6 @@ class Report:
         except OSError:  # there is none
             return ""
         return f".thumb {{ background-image: url({_uri('image/jpeg', sheet)}); }}\n"
-
-
-def navigation(*more: Element) -> Element:
-    """Makes links to the sections."""
-    names = ("summary", "curves", "samples", "dataset", "config", "files")
-    return element("nav", *more, *[element("a", name, href=f"#{name}") for name in names], aria_label="sections")
-
-
-def document(title: str, body: Sequence[Element], style: str, script: str) -> str:
-    """Returns a page that holds its style and its one script. It may load nothing, and run no other script."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    rules = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=rules),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("title", title),
-        element("style", style),
-    )
-    page = element("html", head, element("body", element("main", *body), element("script", script)), lang="en")
-    return f"<!DOCTYPE html>\n{html(page)}\n"
 
 
 def reporter(folder: RunFolder) -> Callable[[], None]:

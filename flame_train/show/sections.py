@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from flame_train.disk.preflight import size
 from flame_train.io.json_values import number, whole
@@ -15,6 +15,9 @@ from .grids import Grid
 from .run_reader import RunView, Setting
 from .svg import Element, element
 from .trained_images import TrainedImage
+
+SECTIONS: Final = {name: f"#{name}" for name in ("summary", "curves", "samples", "dataset", "config", "files")}
+"""Where the sections are, by name."""
 
 GridImage = Callable[[int, int], str]
 """From a step and the number of a prompt to where the page finds that image: a path, or a data URI."""
@@ -156,7 +159,7 @@ def dataset(view: RunView, images: Sequence[TrainedImage], *, note: str = "") ->
         f"{len(view.images)} images. The loss is relative to that of all images at the same noise levels: one that "
         "stays far above 1 is not learned, or its caption does not fit."
     )
-    table = element("table", element("thead", head), element("tbody", *map(_row, images)), class_="images")
+    table = element("table", element("thead", head), element("tbody", *map(_row, images)), class_="images cards")
     return element(
         "section",
         element("h2", "Dataset"),
