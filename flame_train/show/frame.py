@@ -52,7 +52,15 @@ def header(*inside: Element, links: Mapping[str, str] | None = None, here: str =
 
 
 def document(title: str, top: Element, body: Sequence[Element], style: str, script: str) -> str:
-    """Returns a page that holds its style and its one script. It may load nothing, and run no other script."""
+    """Returns a page that holds all that it needs. It may load nothing, and run no other script.
+
+    Args:
+        title: the name of the page.
+        top: its head.
+        body: its sections.
+        style: the rules of CSS.
+        script: the one script.
+    """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rules = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     head = element(
