@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.libraries.cudnn_plan import Size
 from ...dtype import Array
@@ -9,6 +11,9 @@ from ...mode import mode
 from ..common import conditions
 from ..common.dims import Shape
 from .geometry import Conv, nhwc_shape, to_nhwc
+
+_SHORT_CHAIN = 320
+"""Terms of an element that cuDNN may add one after the other in fp32."""
 
 
 def no_cudnn(input: Array, weight: Array, groups: int) -> str:
@@ -21,9 +26,12 @@ def no_cudnn(input: Array, weight: Array, groups: int) -> str:
 
 
 def no_cudnn_input_gradient(input: Array, weight: Array, groups: int) -> str:
-    """As `no_cudnn`, but not in fp32 without TF32: cuDNN adds all taps and channels in one chain, which rounds more."""
-    rounded = mode().float32_precision == "high"
-    return no_cudnn(input, weight, groups) or ("" if rounded else conditions.same(conditions.LOW, input))
+    """As `no_cudnn`, but not in fp32 without TF32 where many terms meet: cuDNN adds all taps and output channels in one
+    chain, which rounds more. A LoRA's thin convolution has few.
+    """
+    terms = math.prod(weight.shape[:1] + weight.shape[2:])
+    few = mode().float32_precision == "high" or terms <= _SHORT_CHAIN
+    return no_cudnn(input, weight, groups) or ("" if few else conditions.same(conditions.LOW, input))
 
 
 def _padded(k: Launcher, x: Array, *axes: int) -> Array:

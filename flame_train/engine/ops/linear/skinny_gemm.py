@@ -102,10 +102,13 @@ def both(k: Launcher, t: SkinnyOperands, targets: Mapping[str, Any], deferrable:
 
 
 def cut(n: int, out: int, width: int, multiprocessors: int) -> tuple[int, int]:
-    """Returns how many times _BLOCK columns a block makes, and how many blocks, a cluster, share the rows of these."""
-    for wide, shares, busy in ((2, (1, 2), 1), (1, (1, 2, 4), 2 if n > 1 else 1)):
+    """Returns how many times _BLOCK columns a block makes, and how many blocks, a cluster, share the rows of these.
+
+    A third of the card is enough: the launch runs beside products that keep the rest busy.
+    """
+    for wide, shares in ((2, (1, 2, 4)), (1, (1, 2, 4, 8))):
         for share in shares:
-            if _tiles(n, out, width, wide) * share >= busy * multiprocessors:
+            if 3 * _tiles(n, out, width, wide) * share >= multiprocessors:
                 return wide, share
     return 1, 8
 
