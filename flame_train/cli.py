@@ -288,6 +288,9 @@ def sample(
         typer.Option("--control", metavar="FILE", help="Image that the model looks at, to edit; repeatable."),
     ] = None,
     kontext: Annotated[bool, typer.Option("--kontext", help="As model.kontext in a config.")] = False,
+    qwen_edit: Annotated[
+        Literal["auto", "2509", "2511"], typer.Option("--qwen-edit", help="As model.qwen_edit in a config.")
+    ] = "auto",
     skip_unknown: SkipUnknown = False,
     force: Force = False,
     device: Device = "cuda",
@@ -338,6 +341,7 @@ def sample(
         height=height,
         control=control or [],
         kontext=kontext,
+        qwen_edit=qwen_edit,
         skip_unknown=skip_unknown,
         device=device,
         force=force,

@@ -87,6 +87,11 @@ class ModelSection(Section):
         "the checkpoint is FLUX.1 Kontext, which has the shapes of dev; needed with control images where neither its "
         "name nor its folder says so",
     )
+    qwen_edit: Literal["auto", "2509", "2511"] = field(
+        "auto",
+        "which Qwen-Image-Edit the checkpoint is, which has the shapes of Qwen-Image; auto: as a tensor, its folder or "
+        "its name says",
+    )
     quantize: Literal["off", "fp8", "int8", "nf4"] = field(
         "off",
         "the base model's transformer layers in fewer bits: fp8 and int8 take half of bf16's memory, nf4 (as "

@@ -79,6 +79,7 @@ def sample(
     prompt_file: str = "",
     control: Sequence[str] = (),
     kontext: bool = False,
+    qwen_edit: str = "auto",
     skip_unknown: bool = False,
 ) -> dict[str, Any]:
     """Samples an image for each prompt; several are written one by one, and side by side as `output`.
@@ -103,7 +104,7 @@ def sample(
         text_encoders: keys of that section of a config.
         prompt_file: a file with further prompts; "": none.
         control: the files of control images of every prompt that names none of its own.
-        kontext: as `model.kontext` in a config.
+        kontext, qwen_edit: as these keys of `[model]` in a config.
         skip_unknown: whether parts of a LoRA of no module are left out.
 
     Returns:
@@ -128,6 +129,7 @@ def sample(
             "vae": vae,
             "search": tuple(models),
             "kontext": kontext,
+            "qwen_edit": qwen_edit,
         },
         text_encoders=dict(text_encoders or {}),
         train={"precision": precision},

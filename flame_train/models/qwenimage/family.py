@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from flame_train.adapters.targets import presets
-from flame_train.data.buckets import Placement, Size
+from flame_train.data.buckets import Placement, Size, width_by_height
 from flame_train.diffusion.flow import Shift, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor, nn
 from flame_train.errors import DataError
@@ -31,13 +30,12 @@ from flame_train.networks.vae.vae import VaeArch
 from flame_train.text_encoders.qwen3.encoder import COMPREHENDING
 from flame_train.text_encoders.qwen3.network import Qwen3Arch
 from flame_train.text_encoders.qwen3.vision import VisionArch, VisionTower
-from flame_train.text_encoders.qwen3.vision_encoder import Qwen3VLEncoder
+from flame_train.text_encoders.qwen3.vision_encoder import Qwen3VLEncoder, of_area
 
 _TAP: Final = -1  # the last hidden state, before the text encoder's final norm
 # of the published scheduler: mu by the image's tokens, and the last noise level before 0
 _MU: Final = {"base_shift": 0.5, "max_shift": 0.9, "base_image_seq_len": 256.0, "max_image_seq_len": 8192.0}
 _TERMINAL: Final = 0.02
-_GRID: Final = 32  # pixels a side of a token of Qwen3-VL
 _SQUARE: Final = 2  # tokens a side of what stands for one token of the text encoder, which a published image has whole
 
 PRESETS: Final = presets(
@@ -49,12 +47,12 @@ PRESETS: Final = presets(
 
 
 def control_placement(size: Size, resolution: int) -> Placement:
-    """A control image as QwenImage21Pipeline has it: stretched to some resolution^2 pixels in sides of whole tokens."""
-    height, width = size
-    wide = math.sqrt(resolution**2 * width / height)
-    bucket = round(wide * height / width / _GRID) * _GRID, round(wide / _GRID) * _GRID
+    """A control image as Qwen-Image's pipelines have it: stretched to some resolution^2 pixels, in sides of 32."""
+    bucket = of_area(size, resolution**2)
     if not all(bucket):
-        raise DataError(f"{width}x{height} pixels are too narrow for a control image of some {resolution}x{resolution}")
+        raise DataError(
+            f"{width_by_height(size)} pixels are too narrow for a control image of some {resolution}x{resolution}"
+        )
     return Placement(size, bucket, bucket, 0, 0)
 
 

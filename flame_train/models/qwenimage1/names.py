@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from functools import lru_cache, partial
 from typing import Final
@@ -18,6 +19,7 @@ from flame_train.networks.vae.names import qwen_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.qwen3 import names as qwen3
 from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
+from flame_train.text_encoders.qwen3.vision_2_5 import Vision25Arch, VisionTower25
 
 _ENDS: Final = (
     *("img_in", "txt_in", "norm_out.linear", "proj_out"),
@@ -46,9 +48,12 @@ def transformer_table(names: Collection[str] = ()) -> KeyMap:
     return KeyMap(scaled_fp8_rules(names, table(ends, [(place, place, "block")], {"block": block})))
 
 
+ZERO_COND: Final = "__index_timestep_zero__"
+"""A tensor by which ComfyUI's files say that they are Qwen-Image-Edit 2511. It has nothing to compute with."""
 COMPONENTS: Final = (
-    transformer_component(Layout("diffusers", ".attn.add_q_proj.", transformer_table)),
+    transformer_component(Layout("diffusers", ".attn.add_q_proj.", transformer_table), unused=re.escape(ZERO_COND)),
     qwen_vae_component(),
+    qwen3.vl_vision_component("qwen25_7b"),
     qwen3.vl_component("qwen25_7b", "text_encoder/model."),
 )
 
@@ -75,17 +80,22 @@ def lora_family() -> LoraFamily:
 _NETWORKS: Final = built_by(
     transformer=(QwenImage1, QwenImage1Arch.from_shapes),
     vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.qwen_image())),
+    vision=(VisionTower25, Vision25Arch.from_shapes),
     text_encoder=(Qwen3, Qwen3Arch.from_shapes),
 )
 _ALONE: Final = {"qwen2.5-vl-7b": "text_encoder"}
 QWENIMAGE1_FILES: Final = FamilyFiles("qwenimage1", COMPONENTS, _ALONE, _NETWORKS)
 
+_SIGNS: Final = "txt_norm.weight", "transformer_blocks.0.img_mod.1.weight"
 MARKS: Final = Marks(
     names={"qwenimage1": "Qwen-Image 1"},
     groups={"qwen-wan": ("qwenimage1",)},
     # a LoRA of attention alone has the names and the width of one of Flux.1's, in diffusers' layout
     also_reads={"qwenimage1": ("flux",)},
-    networks=(Mark("qwenimage1", "diffusers", ("txt_norm.weight", "transformer_blocks.0.img_mod.1.weight")),),
+    networks=(
+        Mark("qwenimage1", "diffusers", _SIGNS, lacks=(ZERO_COND,)),
+        Mark("qwenimage1", "diffusers", (*_SIGNS, ZERO_COND), note=" (Edit 2511)"),
+    ),
     # what no other model's layers are called, their paths' dots made underscores, behind any trainer's prefix
     loras=(LoraMark("qwenimage1", r"^(.*_)?transformer_blocks_\d+_((img|txt)_mlp_net|(img|txt)_mod)_[^_]"),),
     written={"qwen[_-]image": "qwenimage1"},

@@ -2,12 +2,14 @@
 
 Attribute names are those of the published files, diffusers' and ComfyUI's alike. Activations are channels-last. Shape
 letters: B batch, H height and W width in latent pixels, C channels of the latents, D model width, E width of a head.
-There are L image tokens and T text tokens, S = T + L in all.
+There are L image tokens and T text tokens, S = T + L in all. Tokens of control images follow those of the image and
+count among the L. Where they are modulated as at time 0, runs of R tokens share a row of the modulation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self
@@ -40,20 +42,22 @@ class QwenImage1Arch(TransformerArch):
     axes: tuple[int, int, int] = (16, 56, 56)
     """How many values of a head encode a token's place in the text, its row and its column."""
     theta: float = 10000.0
+    zero_cond: bool | None = None
+    """Whether control images are modulated as at time 0: Qwen-Image-Edit 2511's are. None: nothing beside it says."""
 
     @classmethod
-    def base(cls) -> Self:
-        """Returns Qwen-Image of 2025-08 and 2512."""
-        return cls(width=3072, depth=60)
+    def base(cls, zero_cond: bool | None = None) -> Self:
+        """Returns Qwen-Image of 2025-08 and 2512, and Qwen-Image-Edit."""
+        return cls(width=3072, depth=60, zero_cond=zero_cond)
 
     @classmethod
-    def tiny(cls, text_dim: int = 256) -> Self:
+    def tiny(cls, text_dim: int = 256, zero_cond: bool | None = None) -> Self:
         """Returns the same structure, small enough to train on a CPU."""
-        return cls(width=64, depth=2, head_dim=32, text_dim=text_dim, axes=image_axes(32))
+        return cls(width=64, depth=2, head_dim=32, text_dim=text_dim, axes=image_axes(32), zero_cond=zero_cond)
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Reads the architecture, as `networks.arch` says. Refuses variants that edit."""
+        """Reads the architecture, as `networks.arch` says. Refuses Layered."""
         width, features = _shape(shapes, "img_in.weight")
         (head_dim,) = _shape(shapes, "transformer_blocks.0.attn.norm_q.weight")
         arch = cls(
@@ -63,6 +67,7 @@ class QwenImage1Arch(TransformerArch):
             channels=features // PATCH**2,
             text_dim=_shape(shapes, "txt_in.weight")[1],
             axes=stated_axes(stated.values.get("axes_dims_rope"), head_dim, image_axes),
+            zero_cond=bool(stated.values["zero_cond_t"]) if "zero_cond_t" in stated.values else None,
         )
         stated.require(
             patch_size=PATCH,
@@ -71,7 +76,6 @@ class QwenImage1Arch(TransformerArch):
             num_attention_heads=width // head_dim,
             axes_dims_rope=arch.axes,
             guidance_embeds=False,
-            zero_cond_t=False,
             use_additional_t_cond=False,
             use_layer3d_rope=False,
         )
@@ -129,7 +133,20 @@ class Attention(nn.Module):
 
 
 def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return rematerialize(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
+    return rematerialize(_normed, x_BLD, scale, shift)
+
+
+def _normed(x_BLD: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return F.layer_norm_modulate(_runs(x_BLD, scale), scale, shift, _EPS).reshape(x_BLD.shape)
+
+
+def _gated(x_BLD: Tensor, gate: Tensor, found_BLD: Tensor) -> Tensor:
+    return F.gated_add(_runs(x_BLD, gate), gate, _runs(found_BLD, gate)).reshape(x_BLD.shape)
+
+
+def _runs(x_BLD: Tensor, rows: Tensor) -> Tensor:
+    """Returns the tokens as (B, L / R, R, D) for rows (B, L / R, 1, D), and as they are for a row an image."""
+    return x_BLD if rows.ndim == x_BLD.ndim else x_BLD.reshape(*rows.shape[:2], -1, rows.shape[-1])
 
 
 class TransformerBlock(Block):
@@ -142,18 +159,29 @@ class TransformerBlock(Block):
         self.img_mlp, self.txt_mlp = (FeedForward(arch.width) for _ in range(2))
 
     def forward(
-        self, img_BLD: Tensor, txt_BTD: Tensor, time_B1D: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, mask: Tensor
+        self,
+        img_BLD: Tensor,
+        txt_BTD: Tensor,
+        time_BND: Tensor,
+        cos_S1E: Tensor,
+        sin_S1E: Tensor,
+        mask: Tensor,
+        runs: tuple[int, int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns the tokens of image and text after the block.
 
         Args:
-            time_B1D: silu of the time's vector (B, 1, D).
+            time_BND: silu of the time's vector, and of that of time 0 where control images have it.
+            runs: then how many runs of as many tokens the image makes, and the control images.
         """
-        shift_i, scale_i, gate_i, *feed_i = F.chunk(self.img_mod[1](time_B1D), _PARTS, dim=-1)
+        of_image_BND = self.img_mod[1](time_BND)
+        rows = of_image_BND if runs is None else _of_runs(of_image_BND, runs)
+        shift_i, scale_i, gate_i, *feed_i = F.chunk(rows, _PARTS, dim=-1)
+        time_B1D = time_BND if runs is None else time_BND[:, :1]
         shift_t, scale_t, gate_t, *feed_t = F.chunk(self.txt_mod[1](time_B1D), _PARTS, dim=-1)
         img, txt = _modulated(img_BLD, shift_i, scale_i), _modulated(txt_BTD, shift_t, scale_t)
         found_i, found_t = self.attn(img, txt, cos_S1E, sin_S1E, mask)
-        img_BLD, txt_BTD = F.gated_add(img_BLD, gate_i, found_i), F.gated_add(txt_BTD, gate_t, found_t)
+        img_BLD, txt_BTD = _gated(img_BLD, gate_i, found_i), _gated(txt_BTD, gate_t, found_t)
         if self.checkpointing == "mlp":
             img_BLD = checkpoint(partial(_fed, self.img_mlp), img_BLD, *feed_i)
             return img_BLD, checkpoint(partial(_fed, self.txt_mlp), txt_BTD, *feed_t)
@@ -161,7 +189,14 @@ class TransformerBlock(Block):
 
 
 def _fed(mlp: FeedForward, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-    return bounded(F.gated_add(x_BLD, gate, mlp(_modulated(x_BLD, shift, scale))))
+    return bounded(_gated(x_BLD, gate, mlp(_modulated(x_BLD, shift, scale))))
+
+
+def _of_runs(rows_B2F: Tensor, runs: tuple[int, int]) -> Tensor:
+    """Returns a row for each run (B, N, 1, F), of that of the image's tokens and that of control images'."""
+    B, _, features = rows_B2F.shape
+    parts = [rows_B2F[:, i : i + 1].expand(B, count, features) for i, count in enumerate(runs)]
+    return F.cat(parts, dim=1).unsqueeze(2)
 
 
 class TimestepEmbedder(nn.Module):
@@ -200,30 +235,51 @@ class QwenImage1(BlockNetwork):
         self.norm_out = LastNorm(width)
         self.proj_out = nn.Linear(width, PATCH**2 * arch.channels)
 
-    def forward(self, x_BHWC: Tensor, times_B: Tensor, states_BTF: Tensor, rows_B: Tensor) -> Tensor:
+    def forward(
+        self,
+        x_BHWC: Tensor,
+        times_B: Tensor,
+        states_BTF: Tensor,
+        rows_B: Tensor,
+        controls: Sequence[Tensor] = (),
+        zero_cond: bool = False,
+    ) -> Tensor:
         """Returns the velocity (B, H, W, C) for noised latents, which like the states have the dtype of the weights.
 
         Args:
             states_BTF: a text's states (B, T, text_dim).
+            zero_cond: whether control images are modulated as at time 0.
 
         Raises:
             ShapeError: latents of other sizes.
         """
-        B, h, w = token_grid("Qwen-Image 1's transformer", x_BHWC, self.arch.channels, PATCH)
-        T = states_BTF.shape[1]
-        turns = self.turns.of(T, ((h, w),), nn.compute_copy(self.img_in.weight))
+        images = (x_BHWC, *controls)
+        grids = tuple(token_grid("Qwen-Image 1's transformer", x, self.arch.channels, PATCH)[1:] for x in images)
+        (h, w), B, T = grids[0], x_BHWC.shape[0], states_BTF.shape[1]
+        L, M = h * w, sum(rows * columns for rows, columns in grids[1:])
+        turns = self.turns.of(T, grids, nn.compute_copy(self.img_in.weight))
         places_1T = Tensor(rows_B.backend.xp.arange(T, dtype=np.float32)[None])
         own_BT = places_1T < rows_B.to(float32).reshape(B, 1)
-        mask = F.pad(own_BT, (0, h * w), value=True).reshape(B, 1, 1, -1)
-        embedder = self.time_text_embed.timestep_embedder
-        sinusoid = F.timestep_embedding(times_B * 1000.0, FREQUENCIES, dtype=x_BHWC.dtype)
-        time_B1D = F.silu(embedder.linear_2(F.silu(embedder.linear_1(sinusoid)))).unsqueeze(1)
-        img_BLD = self.img_in(patchify(x_BHWC, PATCH, channels_first=True))
+        mask = F.pad(own_BT, (0, L + M), value=True).reshape(B, 1, 1, -1)
+        time_B1D, runs = self._time(times_B, x_BHWC), None
+        time_BND = time_B1D
+        if controls and zero_cond:
+            time_BND = F.cat([time_B1D, self._time(times_B * 0.0, x_BHWC)], dim=1)
+            runs = L // math.gcd(L, M), M // math.gcd(L, M)
+        tokens = [patchify(x, PATCH, channels_first=True) for x in images]
+        img_BLD = self.img_in(F.cat(tokens, dim=1) if controls else tokens[0])
         txt_BTD = self.txt_in(self.txt_norm(states_BTF))
         for block in self.transformer_blocks:
-            img_BLD, txt_BTD = block(img_BLD, txt_BTD, time_B1D, *turns, mask)
+            img_BLD, txt_BTD = block(img_BLD, txt_BTD, time_BND, *turns, mask, runs)
         scale, shift = F.chunk(self.norm_out.linear(time_B1D), 2, dim=-1)
-        return unpatchify(self.proj_out(_modulated(img_BLD, shift, scale)), (h, w), PATCH, channels_first=True)
+        made = self.proj_out(_modulated(img_BLD[:, :L] if controls else img_BLD, shift, scale))
+        return unpatchify(made, (h, w), PATCH, channels_first=True)
+
+    def _time(self, times_B: Tensor, like: Tensor) -> Tensor:
+        """Returns silu of the vector of each time, (B, 1, D)."""
+        embedder = self.time_text_embed.timestep_embedder
+        sinusoid = F.timestep_embedding(times_B * 1000.0, FREQUENCIES, dtype=like.dtype)
+        return F.silu(embedder.linear_2(F.silu(embedder.linear_1(sinusoid)))).unsqueeze(1)
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """Returns the blocks' linear layers."""
@@ -231,11 +287,16 @@ class QwenImage1(BlockNetwork):
 
 
 def _angles(arch: QwenImage1Arch, text: int, grids: Grids) -> Angles:
-    """Returns rotary angles (S, E), counted from the image's middle; the text begins where its longer half ends."""
-    ((rows, columns),) = grids
-    begin = max(rows // 2, columns // 2)
-    places = np.zeros((text + rows * columns, 3))
-    places[:text] = (begin + np.arange(text))[:, None]
-    places[text:, 1] = np.repeat(np.arange(rows) - (rows - rows // 2), columns)
-    places[text:, 2] = np.tile(np.arange(columns) - (columns - columns // 2), rows)
-    return rope_angles(places, arch.axes, arch.theta)
+    """Returns rotary angles (S, E), rows and columns counted from each image's middle.
+
+    The image stands at 0, control images at 1, 2, and so on. The text begins where the longest half of a side ends.
+    """
+    begin = max(side // 2 for grid in grids for side in grid)
+    along = np.repeat((begin + np.arange(text))[:, None], 3, axis=1)
+    images = []
+    for number, (rows, columns) in enumerate(grids):
+        places = np.full((rows, columns, 3), float(number))
+        places[..., 1] = (np.arange(rows) - (rows - rows // 2))[:, None]
+        places[..., 2] = np.arange(columns) - (columns - columns // 2)
+        images.append(places.reshape(-1, 3))
+    return rope_angles(np.concatenate([along, *images]), arch.axes, arch.theta)

@@ -98,6 +98,15 @@ DESCRIBING: Final = ClosedTemplate(
     THINKING.after,
 )
 """A user's message behind Qwen-Image's instruction: Krea 2's. It has 34 tokens before a caption and 5 after it."""
+EDITING: Final = ClosedTemplate(
+    "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
+    "background), then explain how the user's text instruction should alter or modify the image. Generate a new image "
+    "that meets the user's requirements while maintaining consistency with the original input where appropriate."
+    "<|im_end|>\n<|im_start|>user\n",
+    THINKING.after,
+    blank=" ",
+)
+"""A user's message behind another instruction, of 64 tokens: Qwen-Image-Edit's."""
 COMPREHENDING: Final = ClosedTemplate(
     "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n",
     THINKING.after,

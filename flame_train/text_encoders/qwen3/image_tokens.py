@@ -1,4 +1,4 @@
-"""Images among the tokens that Qwen3-VL's text half reads: their places, their features and everyone's positions.
+"""Images among the tokens that a Qwen-VL's text half reads: their places, their features and everyone's positions.
 
 Shape letters: B batch, T token positions, M tokens of an image, C channels, E width of a head.
 """
@@ -30,7 +30,7 @@ class ImageTokens:
     """Where in the ids each image's placeholders begin, in order."""
     grids: tuple[Grid, ...]
     features: tuple[tuple[Tensor, ...], ...]
-    """What `VisionTower` returned for each image: (B, M, C), of the last block and of each tap."""
+    """What the vision tower returned for each image: (B, M, C), of the last block and of each tap."""
 
     def __post_init__(self) -> None:
         counts = len(self.starts), len(self.grids), len(self.features)
@@ -77,7 +77,7 @@ class ImageTokens:
 
 
 def positions(length: int, starts: tuple[int, ...], grids: tuple[Grid, ...]) -> _Array:
-    """Returns Qwen3-VL's position of each token on three axes, (T, 3): time, row, column.
+    """Returns the position of each token on three axes, (T, 3): time, row, column.
 
     A text's tokens count on all of them. An image's tokens share the time of its first, from which its rows and columns
     count. The text behind it goes on after the larger of the two.
@@ -101,14 +101,20 @@ def _count(found: list[_Array], place: int, tokens: int) -> int:
     return place + tokens
 
 
-def interleaved_angles(positions_T3: _Array, head_dim: int, theta: float, sections: tuple[int, int, int]) -> _Array:
+def image_angles(
+    positions_T3: _Array, head_dim: int, theta: float, sections: tuple[int, int, int], in_a_row: bool
+) -> _Array:
     """Returns each number's rotary angle at each token, fp64 (T, E): pairs lie half a head apart.
 
-    Frequencies go to rows and columns in turn, with one for time before each two, until these have as many as
-    `sections` says. Time has the rest (arXiv 2511.21631).
+    Qwen2.5-VL has the frequencies of time, of rows and of columns `in_a_row`, as many as `sections` says. In Qwen3-VL
+    frequencies go to rows and columns in turn, with one for time before each two, until these have theirs. Time has
+    the rest (arXiv 2511.21631).
     """
     frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
-    axis = np.zeros(head_dim // 2, int)
-    for i in (1, 2):
-        axis[i : 3 * sections[i] : 3] = i
+    if in_a_row:
+        axis = np.repeat(np.arange(3), sections)
+    else:
+        axis = np.zeros(head_dim // 2, int)
+        for i in (1, 2):
+            axis[i : 3 * sections[i] : 3] = i
     return np.tile(positions_T3[:, axis] * frequencies, 2)

@@ -1,6 +1,6 @@
 """The names of Qwen3 as a text encoder: those of transformers below `model.`, whatever a file puts before them.
 
-And those of Qwen3-VL's half for images: of transformers below `model.visual.`, of ComfyUI below `visual.`
+And those of Qwen-VL's half for images: of transformers below `model.visual.`, of ComfyUI below `visual.`
 
 Stand-alone files have `model.`, which Qwen3-VL calls `model.language_model.`. Full checkpoints have
 `text_encoders.qwen3_4b.transformer.model.`, diffusers folders `text_encoder/model.`. What predicts the next token
@@ -26,6 +26,7 @@ from flame_train.networks.files.part import Part
 from flame_train.networks.files.stated import Stated
 from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 from flame_train.text_encoders.qwen3.vision import VisionArch, VisionTower
+from flame_train.text_encoders.qwen3.vision_2_5 import Vision25Arch, VisionTower25
 from flame_train.text_encoders.text_network import TextNetwork
 
 _SIGNS: Final = ("layers.0.self_attn.q_norm.weight", "layers.0.self_attn.q_proj.bias")  # Qwen3's, and Qwen2.5's
@@ -37,12 +38,19 @@ _LAYER: Final = (
 _BIASES: Final = tuple(f"self_attn.{part}.bias" for part in ("q_proj", "k_proj", "v_proj"))  # of Qwen2.5 alone
 _NAMES: Final = ("embed_tokens.weight", "norm.weight", *(f"layers.{{i}}.{name}" for name in (*_LAYER, *_BIASES)))
 _VISION_SIGN: Final = "patch_embed.proj.weight"
+_SIGN_2_5: Final = "merger.ln_q.weight"
 _MERGER: Final = tuple(f"{part}.{{p}}" for part in ("norm", "linear_fc1", "linear_fc2"))
 _VISION: Final = (
     *("patch_embed.proj.{p}", "pos_embed.weight"),
     *(f"blocks.{{i}}.{part}.{{p}}" for part in ("norm1", "norm2", "attn.qkv", "attn.proj")),
     *(f"blocks.{{i}}.mlp.{part}.{{p}}" for part in ("linear_fc1", "linear_fc2")),
     *(f"{merger}.{name}" for merger in ("merger", "deepstack_merger_list.{i}") for name in _MERGER),
+)
+_VISION_2_5: Final = (
+    *("patch_embed.proj.weight", "merger.ln_q.weight", "merger.mlp.{i}.{p}"),
+    *(f"blocks.{{i}}.{part}.weight" for part in ("norm1", "norm2")),
+    *(f"blocks.{{i}}.{part}.{{p}}" for part in ("attn.qkv", "attn.proj")),
+    *(f"blocks.{{i}}.mlp.{part}.{{p}}" for part in ("gate_proj", "up_proj", "down_proj")),
 )
 # what marks a scaled file or serves products in fp8, and the half for images where it lies below the text half's names
 _EXTRAS: Final = re.compile(r"scaled_fp8|.*\.scale_input|visual\..*")
@@ -75,9 +83,23 @@ def vision_table(names: Collection[str] = ()) -> KeyMap:
     return KeyMap(scaled_fp8_rules(names, table([(name, name, Op.COPY) for name in _VISION])))
 
 
+def vision_2_5_table(names: Collection[str] = ()) -> KeyMap:
+    """Returns the same of that of Qwen2.5-VL."""
+    return KeyMap(scaled_fp8_rules(names, table([(name, name, Op.COPY) for name in _VISION_2_5])))
+
+
 def vision_component(name: str, prefixes: tuple[str, ...]) -> Component:
     """Returns the half for images, below one of `prefixes`."""
-    return Component(name, prefixes, (Layout("transformers", "patch_embed.", vision_table),), _EXTRAS)
+    signs = {_SIGN_2_5: vision_2_5_table, "patch_embed.": vision_table}
+    layouts = tuple(Layout("transformers", sign, keymap) for sign, keymap in signs.items())
+    return Component(name, prefixes, layouts, _EXTRAS)
+
+
+def vision_tower(native: Mapping[str, Shape], stated: Stated) -> VisionTower | VisionTower25:
+    """Returns the network of the half for images, by its native names and shapes. Raises ModelFileError."""
+    if _SIGN_2_5 in native:
+        return VisionTower25(Vision25Arch.from_shapes(native, stated))
+    return VisionTower(VisionArch.from_shapes(native, stated))
 
 
 def vl_vision_component(single_file: str) -> Component:
@@ -119,20 +141,24 @@ def qwen3_part(path: str | Path, name: str = "", files: FamilyFiles | None = Non
     return TextNetwork("Qwen3", "qwen_3_4b.safetensors", prefix_of, component, build).part(path, name)
 
 
-def vision_part(path: str | Path, width: int) -> Part:
-    """Returns the vision tower beside a text half of this width, in the same file or folder.
+def vision_part(path: str | Path, language: Qwen3Arch) -> Part:
+    """Returns the vision tower beside this text half, in the same file or folder.
 
-    Raises ModelFileError: there is none, it is not whole, or it is that of another Qwen3-VL.
+    Raises ModelFileError: there is none, it is not whole, or it is that of another Qwen-VL.
     """
+    name = "Qwen2.5-VL" if language.biases else "Qwen3-VL"
 
     def build(native: Mapping[str, Shape], stated: Stated) -> nn.Module:
-        arch = VisionArch.from_shapes(native, stated)
-        if arch.out_width != width:
-            raise ModelFileError(f"{path}: expected a vision tower that makes {width} values, got {arch.out_width}")
-        return VisionTower(arch)
+        tower = vision_tower(native, stated)
+        if tower.arch.out_width != language.width or isinstance(tower, VisionTower25) != language.biases:
+            raise ModelFileError(
+                f"{path}: expected {name}'s vision tower, which makes {language.width} values, got one of "
+                f"{tower.arch.out_width}; name a whole {name}"
+            )
+        return tower
 
-    example = "the whole Qwen3-VL, which reads control images"
-    tower = TextNetwork("Qwen3-VL", example, vision_prefix_of, vision_component, build, "vision tower")
+    example = f"the whole {name}, which reads control images"
+    tower = TextNetwork(name, example, vision_prefix_of, vision_component, build, "vision tower")
     return tower.part(path, "vision")
 
 

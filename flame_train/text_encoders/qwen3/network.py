@@ -19,11 +19,11 @@ import numpy as np
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
-from flame_train.errors import ModelFileError, Unsupported
+from flame_train.errors import ModelFileError
 from flame_train.networks.arch import shape_of_encoder
 from flame_train.networks.block_network import Block, BlockNetwork, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
-from flame_train.text_encoders.qwen3.image_tokens import Grid, ImageTokens, interleaved_angles, positions
+from flame_train.text_encoders.qwen3.image_tokens import Grid, ImageTokens, image_angles, positions
 
 _LAYER: Final = "layers.0"
 _shape: Final = partial(shape_of_encoder, "a Qwen3")
@@ -33,6 +33,8 @@ VL_THETA: Final = 5e6
 """And of Qwen3-VL's."""
 SECTIONS: Final = 24, 20, 20
 """Qwen3-VL's frequencies of a head of 128 for time, rows and columns."""
+SECTIONS_2_5: Final = 16, 24, 24
+"""And Qwen2.5-VL's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +84,12 @@ class Qwen3Arch:
     @classmethod
     def vl2_5_b7(cls) -> Self:
         """Returns the text half of Qwen2.5-VL-7B."""
-        return cls(3584, 28, 28, 4, 18944, 152064, biases=True)
+        return cls(3584, 28, 28, 4, 18944, 152064, biases=True, sections=SECTIONS_2_5)
 
     @classmethod
     def tiny_2_5(cls) -> Self:
         """Returns Qwen2.5's structure, small enough for a CPU; without norms only the usual size of a head is known."""
-        return cls(256, 2, 2, 1, 64, 288, biases=True)
+        return cls(256, 2, 2, 1, 64, 288, biases=True, sections=SECTIONS_2_5)
 
     @classmethod
     def tiny(cls, vocabulary: int = 288, width: int = 32, layers: int = 3) -> Self:
@@ -125,7 +127,7 @@ class Qwen3Arch:
             theta=rotary.number("rope_theta", stated.number("rope_theta", theta)),
             eps=stated.number("rms_norm_eps", 1e-6),
             biases=biases,
-            sections=SECTIONS if biases else _sections(scaling if "mrope_section" in scaling.values else rotary),
+            sections=_sections(scaling if "mrope_section" in scaling.values else rotary, head_dim, biases),
         )
         stated.require(
             num_attention_heads=arch.heads,
@@ -139,13 +141,17 @@ class Qwen3Arch:
         return arch
 
 
-def _sections(rotary: Stated) -> tuple[int, int, int]:
-    """Returns the frequencies of each axis that a folder states. Raises ModelFileError unless three, interleaved."""
-    rotary.require(mrope_interleaved=True)
-    sections = rotary.whole_numbers("mrope_section", SECTIONS)
-    if len(sections) != 3:
+def _sections(rotary: Stated, head_dim: int, in_a_row: bool) -> tuple[int, int, int]:
+    """Returns the frequencies of each axis that a folder states. Raises ModelFileError unless they are three that fit.
+
+    In a row, as Qwen2.5-VL's, they make half a head.
+    """
+    rotary.require(mrope_interleaved=not in_a_row)
+    sections = rotary.whole_numbers("mrope_section", SECTIONS_2_5 if in_a_row else SECTIONS)
+    if len(sections) != 3 or (in_a_row and "mrope_section" in rotary.values and 2 * sum(sections) != head_dim):
+        halves = f" that make {head_dim // 2}" if in_a_row else ""
         raise ModelFileError(
-            f"{rotary.path}: mrope_section: expected three numbers, got {list(sections)}; mend the file"
+            f"{rotary.path}: mrope_section: expected three numbers{halves}, got {list(sections)}; mend the file"
         )
     return sections
 
@@ -252,10 +258,7 @@ class Qwen3(BlockNetwork):
                 negative ones count from the end.
             normalised: whether the last layer's states are.
             padding_place: the position of all padding, for rotary angles; None: that of its place in the row.
-            images: those of Qwen3-VL, whose features take their placeholders' places and are added after layers.
-
-        Raises:
-            Unsupported: images for Qwen2.5-VL, whose positions are other ones.
+            images: their features take their placeholders' places and, of Qwen3-VL, are added after layers.
         """
         depth = self.arch.layers
         tapped = [depth + 1 + tap if tap < 0 else tap for tap in taps]
@@ -288,13 +291,12 @@ class Qwen3(BlockNetwork):
         return self._turns[key]
 
     def _angles(self, length: int, starts: tuple[int, ...], grids: tuple[Grid, ...]) -> np.ndarray[Any, Any]:
-        """Returns the rotary angles, fp64 (T, E). Raises Unsupported for images of Qwen2.5-VL."""
+        """Returns the rotary angles, fp64 (T, E)."""
         arch = self.arch
         if not starts:
             return rotary_angles(length, arch.head_dim, arch.theta)
-        if arch.biases:
-            raise Unsupported("Qwen2.5-VL's positions of images are not supported; leave `images` out")
-        return interleaved_angles(positions(length, starts, grids), arch.head_dim, arch.theta, arch.sections)
+        places = positions(length, starts, grids)
+        return image_angles(places, arch.head_dim, arch.theta, arch.sections, in_a_row=arch.biases)
 
 
 def rotary_angles(length: int, head_dim: int, theta: float) -> np.ndarray[Any, Any]:

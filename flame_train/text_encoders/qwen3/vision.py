@@ -1,9 +1,8 @@
 """The vision tower of Qwen3-VL (arXiv 2511.21631): an image to tokens that the text half reads.
 
 It is a vision transformer (arXiv 2010.11929) with rotary positions. Some layers' states leave it as well: DeepStack
-(arXiv 2406.04334). Attribute names are those of transformers below `model.visual.` (`blocks.0.attn.qkv.weight`). The
-sum that runs through all blocks is kept in fp32 at least, as in the text half. Shape letters: B batch, H and W pixels,
-N patches, P values of a patch, M merged tokens, C channels, E width of a head.
+(arXiv 2406.04334). Attribute names are those of transformers below `model.visual.` (`blocks.0.attn.qkv.weight`). Shape
+letters: B batch, H and W pixels, N patches, P values of a patch, M merged tokens, C channels, E width of a head.
 """
 
 from __future__ import annotations
@@ -12,28 +11,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isqrt
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
-from flame_train.engine.dtype import compute_dtype, float16, float32
-from flame_train.errors import ModelFileError, ShapeError
+from flame_train.engine.dtype import compute_dtype
+from flame_train.errors import ModelFileError
 from flame_train.networks.arch import block_count, shape_of_encoder
-from flame_train.networks.attention_mlp import attend
 from flame_train.networks.block_network import Block, BlockNetwork
 from flame_train.networks.files.stated import NOTHING, Stated
+from flame_train.text_encoders.qwen3.vision_parts import (
+    CHANNELS,
+    EPS,
+    HEADS,
+    THETA,
+    Array,
+    PatchEmbedding,
+    SelfAttention,
+    normed,
+    patch_angles,
+    patch_grid,
+    patch_values,
+    places,
+    wide,
+)
 
-CHANNELS: Final = 3
-EPS: Final = 1e-6
-_THETA: Final = 1e4
-"""The base of the rotary frequencies."""
-HEADS: Final = 16
-"""Of every published tower; no file of weights has it."""
 _TAPS: Final = {27: (8, 16, 24), 24: (5, 11, 17)}
 """The published towers' by depth."""
-_Array = np.ndarray[Any, Any]
 _shape: Final = partial(shape_of_encoder, "the vision tower of a Qwen3-VL")
 
 
@@ -106,7 +112,7 @@ class VisionArch:
             in_channels=CHANNELS,
             hidden_act="gelu_pytorch_tanh",
         )
-        stated.within("rope_parameters").require(rope_type="axial", rope_theta=_THETA)
+        stated.within("rope_parameters").require(rope_type="axial", rope_theta=THETA)
         arch.check(channels, mergers)
         return arch
 
@@ -133,43 +139,6 @@ def _usual_taps(layers: int, taps: int) -> tuple[int, ...]:
     return usual if len(usual) == taps else tuple(layers * i // (taps + 1) for i in range(1, taps + 1))
 
 
-class PatchEmbedding(nn.Module):
-    """A convolution whose kernels do not overlap: each patch of each frame to one vector."""
-
-    def __init__(self, arch: VisionArch) -> None:
-        self.proj = PatchProjection(arch)
-
-
-class PatchProjection(nn.Module):
-    """One product. The weight has the published shape, (C, 3, frames, patch, patch)."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, arch: VisionArch) -> None:
-        self.weight = nn.param(arch.width, CHANNELS, arch.frames, arch.patch, arch.patch)
-        self.bias = nn.param(arch.width, init="zeros")
-
-    def forward(self, x_BNP: Tensor) -> Tensor:
-        weight = nn.compute_copy(self.weight)
-        return F.linear(x_BNP, weight.reshape(weight.shape[0], -1), nn.compute_copy(self.bias))
-
-
-class SelfAttention(nn.Module):
-    """Attention among all patches of an image. Queries and keys are turned by their rows and columns."""
-
-    def __init__(self, arch: VisionArch) -> None:
-        self.heads = arch.heads
-        self.qkv = nn.Linear(arch.width, 3 * arch.width)
-        self.proj = nn.Linear(arch.width, arch.width)
-
-    def forward(self, x_BNC: Tensor, turns: tuple[Tensor, Tensor], residual_BNC: Tensor) -> Tensor:
-        B, N, C = x_BNC.shape
-        q, k, v = F.split(self.qkv(x_BNC), C, dim=2)
-        q, k = (F.rope(x.reshape(B, N, self.heads, -1), *turns, interleaved=False).to(x.dtype) for x in (q, k))
-        return self.proj(_wide(attend(q.reshape(B, N, C), k.reshape(B, N, C), v, self.heads)), residual_BNC)
-
-
 class Mlp(nn.Module):
     """The two-layer network; gelu is the tanh formula."""
 
@@ -178,12 +147,7 @@ class Mlp(nn.Module):
         self.linear_fc2 = nn.Linear(arch.hidden, arch.width)
 
     def forward(self, x_BNC: Tensor, residual_BNC: Tensor) -> Tensor:
-        return self.linear_fc2(F.gelu(_wide(self.linear_fc1(x_BNC)), approximate="tanh"), residual_BNC)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Returns fp16 as fp32, as in the text half: what is added to the running sum may go beyond 65504."""
-    return x.to(float32) if x.dtype == float16 else x
+        return self.linear_fc2(F.gelu(wide(self.linear_fc1(x_BNC)), approximate="tanh"), residual_BNC)
 
 
 class VisionBlock(Block):
@@ -197,14 +161,8 @@ class VisionBlock(Block):
         self.mlp = Mlp(arch)
 
     def forward(self, h_BNC: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
-        h_BNC = self.attn(_normed(self.norm1, h_BNC), (cos_N1E, sin_N1E), h_BNC)
-        return self.mlp(_normed(self.norm2, h_BNC), h_BNC)
-
-
-def _normed(norm: nn.LayerNorm, h_BNC: Tensor) -> Tensor:
-    """Normalises in the residual's precision, then in the weights'."""
-    normed: Tensor = norm(h_BNC)
-    return normed.to(nn.compute_copy(norm.weight).dtype)
+        h_BNC = self.attn(normed(self.norm1, h_BNC), (cos_N1E, sin_N1E), h_BNC)
+        return self.mlp(normed(self.norm2, h_BNC), h_BNC)
 
 
 class Merger(nn.Module):
@@ -220,7 +178,7 @@ class Merger(nn.Module):
     def forward(self, h_BNC: Tensor) -> Tensor:
         B = h_BNC.shape[0]
         grouped = h_BNC.reshape(B, -1, self.merged) if self.of_tap else h_BNC
-        x_BMC = _normed(self.norm, grouped).reshape(B, -1, self.merged)
+        x_BMC = normed(self.norm, grouped).reshape(B, -1, self.merged)
         return self.linear_fc2(F.gelu(self.linear_fc1(x_BMC)))
 
 
@@ -254,15 +212,10 @@ class VisionTower(BlockNetwork):
         Tokens go row by row. Images are RGB of 0 to 255, (B, H, W, 3); M is H / 32 * W / 32. Raises ShapeError for
         sides that are no multiples of 32.
         """
-        side = self.arch.patch * self.arch.merge
-        shape = images_BHWC.shape
-        if len(shape) != 4 or shape[3] != CHANNELS or any(n % side or n == 0 for n in shape[1:3]):
-            raise ShapeError(
-                f"VisionTower: expected RGB images (B, H, W, {CHANNELS}) with sides of multiples of {side}, "
-                f"got {tuple(shape)}; resize them"
-            )
-        tables = self._of(shape[1] // self.arch.patch, shape[2] // self.arch.patch)
-        h_BNC = self.patch_embed.proj(self._patches(images_BHWC))
+        dtype = nn.compute_copy(self.pos_embed.weight).dtype
+        tables = self._of(*patch_grid(self.arch, images_BHWC))
+        pixels = (images_BHWC.to(compute_dtype(dtype)) - 127.5) / 127.5
+        h_BNC = self.patch_embed.proj(patch_values(self.arch, pixels.to(dtype)))
         h_BNC = h_BNC.to(compute_dtype(h_BNC.dtype)) + self._positions(tables)
         tapped: list[Tensor] = []
         for i, block in enumerate(self.blocks):
@@ -270,18 +223,6 @@ class VisionTower(BlockNetwork):
             if i in self.arch.taps:
                 tapped.append(self.deepstack_merger_list[len(tapped)](h_BNC))
         return self.merger(h_BNC), *tapped
-
-    def _patches(self, images_BHWC: Tensor) -> Tensor:
-        """Returns values of -1 to 1 by patch (B, N, 3 * frames * patch * patch), the patches of a group together."""
-        arch = self.arch
-        B, H, W, _ = images_BHWC.shape
-        dtype = nn.compute_copy(self.pos_embed.weight).dtype
-        scaled = ((images_BHWC.to(compute_dtype(dtype)) - 127.5) / 127.5).to(dtype)
-        side = arch.merge, arch.patch
-        grouped = scaled.reshape(B, H // (side[0] * side[1]), *side, W // (side[0] * side[1]), *side, CHANNELS, 1)
-        patches = grouped.permute(0, 1, 4, 2, 5, 7, 8, 3, 6)
-        repeated = patches.expand(*(arch.frames if dim == 6 else n for dim, n in enumerate(patches.shape)))
-        return repeated.reshape(B, H * W // arch.patch**2, -1)
 
     def _positions(self, tables: Tables) -> Tensor:
         found_N4C: Tensor = self.pos_embed(tables.places)
@@ -299,24 +240,7 @@ class VisionTower(BlockNetwork):
         return self._tables[rows, columns]
 
 
-def places(rows: int, columns: int, merge: int) -> _Array:
-    """Returns row and column of each patch, (N, 2): groups of `merge` * `merge` row by row, and so within each."""
-    grid = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
-    grouped = grid.reshape(rows // merge, merge, columns // merge, merge, 2)
-    return grouped.transpose(0, 2, 1, 3, 4).reshape(-1, 2)
-
-
-def patch_angles(rows: int, columns: int, head_dim: int, merge: int) -> _Array:
-    """Returns each number's rotary angle at each patch (arXiv 2104.09864), fp64 (N, E): pairs lie half a head apart.
-
-    A quarter of the head turns by the row and a quarter by the column.
-    """
-    frequencies = _THETA ** (-np.arange(0, head_dim // 2, 2) / (head_dim // 2))
-    turns = places(rows, columns, merge)[:, :, None] * frequencies
-    return np.tile(turns.reshape(len(turns), -1), 2)
-
-
-def interpolation(rows: int, columns: int, side: int, merge: int) -> tuple[_Array, _Array]:
+def interpolation(rows: int, columns: int, side: int, merge: int) -> tuple[Array, Array]:
     """Gives the four entries of a table of `side` * `side` positions around each patch, and their shares, both (N, 4).
 
     Interpolation is bilinear. The image's corners have the table's.

@@ -1,4 +1,4 @@
-"""Qwen3-VL as a text encoder that reads control images too: Qwen-Image 2.1's and Krea 2's.
+"""A Qwen-VL as a text encoder that reads control images too: Qwen-Image 2.1's, Krea 2's and Qwen-Image-Edit's.
 
 The images stand before the caption in the message, each between tokens of its own. `Marks` says how a family has them.
 """
@@ -32,11 +32,22 @@ from flame_train.text_encoders.qwen3.names import vision_part
 from flame_train.text_encoders.qwen3.network import Qwen3
 from flame_train.text_encoders.qwen3.tokenizer import QwenTokenizer
 from flame_train.text_encoders.qwen3.vision import VisionTower
+from flame_train.text_encoders.qwen3.vision_2_5 import VisionTower25
 
 _A = TypeVar("_A")
-_SIDE: Final = 32  # pixels of a token
+_NEAR: Final = 32  # pixels, of which the sides of an image of some area are multiples
 _LEAST: Final = 256**2  # pixels to which Qwen3-VL's processor enlarges a smaller image
 _BEGIN, _PLACE, _END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+
+
+def of_area(size: Size, area: int) -> Size:
+    """Returns the sides of an image that is scaled, up or down, to `area` pixels, as Qwen-Image's pipelines round them.
+
+    A side of 0 says that it is too narrow.
+    """
+    height, width = size
+    wide = math.sqrt(area * width / height)
+    return round(wide * height / width / _NEAR) * _NEAR, round(wide / _NEAR) * _NEAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +59,52 @@ class Marks:
         between: what stands between one and the name of the next.
         kept: whether the denoiser sees the states in an image's places.
         most: pixels of an image, to which a larger one is scaled down; 0: it is read as the denoiser has it.
+        area: pixels to which every image is scaled, before it is read in the nearest whole tokens; 0: see `most`.
+        side: pixels of a token.
     """
 
     name: str
     between: str = ""
     kept: bool = False
     most: int = 0
+    area: int = 0
+    side: int = 32
 
     def size(self, own: Size) -> Size:
-        """The height and width at which an image of this size is read, as the processor of Qwen3-VL rounds them."""
+        """The height and width at which an image of this size is read, as the model's processor rounds them."""
+        if self.area:
+            tall, wide = self._scaled(own)
+            return round(tall / self.side) * self.side, round(wide / self.side) * self.side
         if not self.most:
             return own
         scale = min(1.0, math.sqrt(self.most / math.prod(own)))
-        near = [max(round(round(side * scale) / _SIDE) * _SIDE, _SIDE) for side in own]
+        near = [max(round(round(side * scale) / self.side) * self.side, self.side) for side in own]
         if math.prod(near) < _LEAST:
             enlarged = math.sqrt(_LEAST / math.prod(own))
-            near = [math.ceil(side * enlarged / _SIDE) * _SIDE for side in own]
+            near = [math.ceil(side * enlarged / self.side) * self.side for side in own]
         return near[0], near[1]
+
+    def grid(self, read: Sequence[int]) -> Grid:
+        """Returns rows and columns of tokens of an image that is read at this height and width."""
+        height, width = read
+        return height // self.side, width // self.side
 
     def places(self, own: Size) -> int:
         """Returns the tokens of an image of this size."""
-        return math.prod(_grid(self.size(own)))
+        return math.prod(self.grid(self.size(own)))
+
+    def scaled(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Returns uint8 (H, W, 3) at the size at which it is read; of an `area`, by way of that, as the pipeline."""
+        last = self.size(pixels.shape[:2]), Image.Resampling.BICUBIC
+        steps = [(self._scaled(pixels.shape[:2]), Image.Resampling.LANCZOS), last] if self.area else [last]
+        for (height, width), how in steps:
+            if (height, width) != pixels.shape[:2]:
+                pixels = np.array(Image.fromarray(pixels).resize((width, height), how))
+        return pixels
+
+    def _scaled(self, own: Size) -> Size:
+        tall, wide = (max(side, _NEAR) for side in of_area(own, self.area))
+        return tall, wide
 
 
 STATES_DROPPED: Final = Marks("<image{}>", " ")
@@ -76,11 +112,14 @@ STATES_DROPPED: Final = Marks("<image{}>", " ")
 STATES_KEPT: Final = Marks("Picture {}: ", kept=True, most=384**2)
 """Krea 2's, as ai-toolkit trains and ComfyUI's TextEncodeQwenImageEditPlus encodes: the states are part of the text."""
 
+STATES_KEPT_2_5: Final = Marks("Picture {}: ", kept=True, area=384**2, side=28)
+"""Qwen-Image-Edit's since 2509, as diffusers' pipeline has them."""
 
-class Qwen3VL(BlockNetwork):
-    """Both halves of Qwen3-VL, loaded."""
 
-    def __init__(self, language: Qwen3, vision: VisionTower) -> None:
+class QwenVL(BlockNetwork):
+    """Both halves of a Qwen-VL, loaded."""
+
+    def __init__(self, language: Qwen3, vision: VisionTower | VisionTower25) -> None:
         self.language, self.vision = language, vision
 
 
@@ -127,7 +166,7 @@ class MessageWithImages:
 
 @dataclass(frozen=True, eq=False)
 class Qwen3VLEncoder(Qwen3Encoder):
-    """Qwen3 that reads images where it has the `vision` half; the same encoder where it has not."""
+    """A Qwen that reads images where it has the `vision` half; the same encoder where it has not."""
 
     vision: Part | None = None
     marks: Marks = STATES_DROPPED
@@ -137,8 +176,7 @@ class Qwen3VLEncoder(Qwen3Encoder):
         return self.vision is not None
 
     def with_images(self) -> TextEncoder:
-        width = self._network.arch.width
-        return self if self.vision else replace(self, vision=vision_part(self.part.path, width))
+        return self if self.vision else replace(self, vision=vision_part(self.part.path, self._network.arch))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -170,19 +208,12 @@ class Qwen3VLEncoder(Qwen3Encoder):
         if not reading.images:
             return super().read(reading, pixels)
         own = self._tokens(reading)
-        images = {f"image{i}": self._scaled(pixels(image)) for i, image in enumerate(reading.images, 1)}
+        images = {f"image{i}": self.marks.scaled(pixels(image)) for i, image in enumerate(reading.images, 1)}
         return {"ids": own.ids, "mask": own.mask, **images}
 
     def _tokens(self, reading: EncoderInput) -> TokenRow:
         places = [self.marks.places(image.view.placement.bucket) for image in reading.images]
         return self._message.tokens(reading.text, self.length, places)
-
-    def _scaled(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns uint8 (H, W, 3) at the size at which it is read."""
-        height, width = self.marks.size(pixels.shape[:2])
-        if (height, width) == pixels.shape[:2]:
-            return pixels
-        return np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
 
     def cuts(self, reading: EncoderInput) -> bool:
         return self._tokens(reading).truncated > 0 if reading.images else super().cuts(reading)
@@ -195,7 +226,7 @@ class Qwen3VLEncoder(Qwen3Encoder):
         return int(own) - dropped
 
     def rows(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> int:
-        dropped = 0 if self.marks.kept else sum(math.prod(_grid(a.shape[:2])) for a in _images(inputs))
+        dropped = 0 if self.marks.kept else sum(math.prod(self.marks.grid(a.shape[:2])) for a in _images(inputs))
         return super().rows(inputs) - dropped
 
     def load(self, *, device: str, dtype: DType | str, precision: str, streamed: Collection[str] = ()) -> BlockNetwork:
@@ -203,18 +234,18 @@ class Qwen3VLEncoder(Qwen3Encoder):
         if self.vision is None:
             return language
         assert isinstance(language, Qwen3)
-        return Qwen3VL(language, self.vision.load(device=device, dtype=self.dtype(dtype, precision)))
+        return QwenVL(language, self.vision.load(device=device, dtype=self.dtype(dtype, precision)))
 
     def components(self, network: nn.Module) -> dict[str, nn.Module]:
-        return super().components(network.language if isinstance(network, Qwen3VL) else network)
+        return super().components(network.language if isinstance(network, QwenVL) else network)
 
     def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if not isinstance(network, Qwen3VL):
+        if not isinstance(network, QwenVL):
             return super().encode(network, inputs)
         images = _images(inputs)
         if not images:
             return super().encode(network.language, inputs)
-        grids = tuple(_grid(x.shape[1:3]) for x in images)
+        grids = tuple(self.marks.grid(x.shape[1:3]) for x in images)
         sizes = [rows * columns for rows, columns in grids]
         ahead = accumulate(sizes[:-1], initial=self._unseen)
         starts = [start + before for start, before in zip(self.starts(len(sizes)), ahead, strict=True)]
@@ -225,12 +256,6 @@ class Qwen3VLEncoder(Qwen3Encoder):
             return {"qwen3": F.cat([state[:, self._unseen :] for state in found], dim=-1), "qwen3_rows": rows}
         states = F.cat([_text_of(state, self._unseen, tokens) for state in found], dim=-1)
         return {"qwen3": states, "qwen3_rows": rows - sum(sizes)}
-
-
-def _grid(size: Sequence[int]) -> Grid:
-    """Returns rows and columns of tokens of an image that is read at this height and width."""
-    height, width = size
-    return height // _SIDE, width // _SIDE
 
 
 def _images(inputs: Mapping[str, _A]) -> list[_A]:

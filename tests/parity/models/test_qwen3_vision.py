@@ -124,14 +124,14 @@ def test_a_batch_is_its_images(ours, images, off):
             assert off(both.numpy()[i], one.numpy()[0]) < 1e-5
 
 
-def prompt(texts, images):
-    """Ids with placeholders of each image between texts of so many tokens, and where these begin; 32 pixels a token."""
+def prompt(texts, images, side=32):
+    """Ids with placeholders of each image between texts of so many tokens, and where these begin; `side` of a token."""
     rng, ids, starts = np.random.default_rng(7), [], []
     for i, count in enumerate(texts):
         ids += rng.integers(0, IMAGE, count).tolist()
         if i < len(images):
             starts.append(len(ids))
-            ids += [IMAGE] * (images[i].shape[0] // 32 * (images[i].shape[1] // 32))
+            ids += [IMAGE] * (images[i].shape[0] // side * (images[i].shape[1] // side))
     return ids, tuple(starts)
 
 

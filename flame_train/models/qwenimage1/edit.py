@@ -1,0 +1,50 @@
+"""Which Qwen-Image-Edit a checkpoint is. Its tensors have the names and shapes of Qwen-Image 1's."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+from flame_train.errors import ConfigError
+from flame_train.io.weights import open_weights
+from flame_train.models.common.family import Opening, network_of, published_name, stated_in
+from flame_train.models.qwenimage1.names import ZERO_COND
+from flame_train.models.qwenimage1.transformer import QwenImage1
+from flame_train.networks.files.part import Part
+
+Edit = Literal["", "first", "2509", "2511"]
+PLUS: Final = ("2509", "2511")
+"""Those that look at any number of control images. `first` looked at one, in another way."""
+_CALLED: Final = re.compile(r"edit(?:[-_. ]?(?:plus|(2509|2511)))?")
+
+
+def edit_of(transformer: Part, opening: Opening) -> Edit:
+    """Returns which one a transformer is, by `model.qwen_edit`, a tensor, its folder, and last by its name.
+
+    Raises ConfigError for a key that contradicts the file.
+    """
+    key, zero_cond = opening.model.qwen_edit, _zero_cond(transformer)
+    if zero_cond and key == "2509":
+        raise ConfigError(
+            f'model.qwen_edit: expected "2511" for {transformer.path}, which says so of itself, got "2509"; remove it'
+        )
+    if key != "auto":
+        return key
+    if zero_cond:
+        return "2511"
+    pipeline = stated_in(opening.base, "model_index.json").values.get("_class_name")
+    called = _CALLED.search(published_name(opening.base))
+    if called is not None and called[1] == "2511" and zero_cond is None:
+        return "2511"
+    if pipeline == "QwenImageEditPlusPipeline" or (called is not None and (called[1] or "plus" in called[0])):
+        return "2509"
+    return "first" if called is not None or pipeline == "QwenImageEditPipeline" else ""
+
+
+def _zero_cond(transformer: Part) -> bool | None:
+    """Says whether control images are at time 0, by a tensor or the folder's `config.json`; None: neither says so."""
+    told = network_of(transformer, QwenImage1).arch.zero_cond
+    if told is not None or not transformer.path.exists():
+        return told
+    with open_weights(transformer.path) as weights:
+        return True if any(name.endswith(ZERO_COND) for name in weights.names) else None
