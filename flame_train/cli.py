@@ -34,7 +34,9 @@ from flame_train.commands.parameters import (
     Force,
     Group,
     Quantize,
+    QwenEdit,
     SkipUnknown,
+    T5Padding,
     card_size,
     described,
     families_from,
@@ -271,9 +273,7 @@ def sample(
     qwen3: Annotated[str, typer.Option("--qwen3", help="Qwen3 for a base model without one.")] = "",
     qwen3_tokens: Annotated[int, typer.Option("--qwen3-tokens", help="As text_encoders.qwen3_tokens.")] = 512,
     t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As text_encoders.t5_tokens; 0: the family's own.")] = 0,
-    t5_padding: Annotated[
-        Literal["seen", "zeros", "masked"], typer.Option("--t5-padding", help="As text_encoders.t5_padding.")
-    ] = "seen",
+    t5_padding: T5Padding = "seen",
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Seed of the first image; each further image has the next number.")
     ] = 42,
@@ -288,9 +288,7 @@ def sample(
         typer.Option("--control", metavar="FILE", help="Image that the model looks at, to edit; repeatable."),
     ] = None,
     kontext: Annotated[bool, typer.Option("--kontext", help="As model.kontext in a config.")] = False,
-    qwen_edit: Annotated[
-        Literal["auto", "2509", "2511"], typer.Option("--qwen-edit", help="As model.qwen_edit in a config.")
-    ] = "auto",
+    qwen_edit: QwenEdit = "auto",
     skip_unknown: SkipUnknown = False,
     force: Force = False,
     device: Device = "cuda",

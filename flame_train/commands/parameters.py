@@ -163,6 +163,12 @@ Transport = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
+QwenEdit = Annotated[
+    Literal["auto", "2509", "2511"], typer.Option("--qwen-edit", help="As model.qwen_edit in a config.")
+]
+T5Padding = Annotated[
+    Literal["seen", "zeros", "masked"], typer.Option("--t5-padding", help="As text_encoders.t5_padding.")
+]
 SkipUnknown = Annotated[bool, typer.Option("--skip-unknown", help="Leave out parts of a LoRA that are not read here.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 

@@ -145,6 +145,7 @@ _CONFLICTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "blocks": {"gradient.checkpointing": "full", "gradient.checkpoint_blocks": ["nothing"]},
     "prediction": {"model.prediction": "v"},
     "kontext": {"model.kontext": True},
+    "edit": {"model.qwen_edit": "2511"},
     "control": {"data.control": "nowhere"},
     "masks": {"data.masks": "files", "data.mask_folder": "nowhere"},
     "class": {"preservation.kind": "class"},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flame_train.models.qwenimage1.names import QWENIMAGE1_FILES, base_modules, lora_family
+from flame_train.models.qwenimage1.names import QWENIMAGE1_FILES, ZERO_COND, base_modules, lora_family
 from flame_train.models.qwenimage1.transformer import QwenImage1, QwenImage1Arch
 from flame_train.networks.files.identify import could_be, identify, lora_could_be
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
+from flame_train.text_encoders.qwen3.vision_2_5 import Vision25Arch, VisionTower25
 from tests.parity import key_tables as check
 
 torch = pytest.importorskip("torch")
@@ -38,27 +39,33 @@ def text():
             "num_key_value_heads": 4,
             "intermediate_size": 18944,
         },
-        vision_config={"depth": 1, "out_hidden_size": 3584},
+        vision_config={"hidden_size": 1280},
     )
     return check.on_meta(transformers.Qwen2_5_VLForConditionalGeneration, config=config)
 
 
 def test_checkpoints_of_every_kind_are_sorted(theirs, text):
-    """A folder, a whole file, and the encoder's names before transformers 4.52; what else Qwen2.5-VL has is left."""
+    """A folder, a whole file, and the encoder's names before transformers 4.52, with the half for images."""
     assert theirs == OURS
     vae = check.on_meta(diffusers.AutoencoderKLQwenImage)
     older = {name.replace("language_model.", ""): shape for name, shape in text.items()}
     native, autoencoder = Qwen3(Qwen3Arch.vl2_5_b7()).shapes(), Vae(VaeArch.qwen_image()).shapes()
     encoder = "text_encoders.qwen25_7b.transformer.model."
-    single = check.below({"model.diffusion_model.": OURS, encoder: native, "first_stage_model.": autoencoder})
+    vision = VisionTower25(Vision25Arch.b7()).shapes()
+    seen = encoder.replace("model.", "visual.")
+    single = check.below(
+        {"model.diffusion_model.": OURS, encoder: native, seen: vision, "first_stage_model.": autoencoder}
+    )
     inside = [
         check.below({"transformer/": theirs, "vae/": vae, "text_encoder/": encoder_names})
         for encoder_names in (text, older)
     ]
-    networks = {"transformer": OURS, "text_encoder": native, "vae": autoencoder}
-    left = "text_encoder/model.visual.", "text_encoder/visual.", "text_encoder/lm_head."
+    networks = {"transformer": OURS, "text_encoder": native, "vae": autoencoder, "vision": vision}
     for names in (*inside, single):
-        check.check_checkpoint(QWENIMAGE1_FILES.resolve, names, "qwenimage1", networks, left)
+        check.check_checkpoint(QWENIMAGE1_FILES.resolve, names, "qwenimage1", networks, ("text_encoder/lm_head.",))
+    marked = single | {f"model.diffusion_model.{ZERO_COND}": (0,)}
+    check.check_checkpoint(QWENIMAGE1_FILES.resolve, marked, "qwenimage1", networks)
+    assert "Qwen-Image 1 (Edit 2511), checkpoint" in identify(marked).detail
 
 
 def test_files_of_single_networks_are_told_apart(theirs, text):

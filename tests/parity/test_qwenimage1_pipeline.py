@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 LONGER = "a much longer caption, which takes more than thirty-two tokens of bytes"
 
 
-def text_encoder():
+def text_encoder(**places):
     text = {
         "vocab_size": 288,
         "hidden_size": 32,
@@ -30,7 +30,7 @@ def text_encoder():
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [2, 1, 1]},
     }
     vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32}
-    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **places)
     return random(transformers.Qwen2_5_VLForConditionalGeneration(config), 1)
 
 
@@ -121,7 +121,7 @@ def test_the_training_loss_is_that_of_diffusers(pipeline, folder, off):
     ("part", "change", "words"),
     [
         ("transformer", {"num_attention_heads": 2}, "num_attention_heads is 2, expected 4"),
-        ("transformer", {"zero_cond_t": True}, "zero_cond_t is True, expected False"),
+        ("transformer", {"use_layer3d_rope": True}, "use_layer3d_rope is True, expected False"),
         ("text_encoder", {"text_config": {"hidden_act": "gelu", "num_attention_heads": 4}}, "hidden_act is 'gelu'"),
         ("vae", {"attn_scales": [1.0]}, "attn_scales is"),
     ],

@@ -56,7 +56,7 @@ class Processor:
         ((role, content),) = ((message["role"], message["content"][0]["text"]) for message in messages)
         return [self.tokenizer(f"<|im_start|>{role}\n{content}<|im_end|>\n").input_ids]
 
-    def __call__(self, text, padding, padding_side, return_tensors, images=None):
+    def __call__(self, text, padding, return_tensors, images=None, padding_side="right"):
         made = {} if images is None else self.image_processor(images=images, return_tensors="pt")
         counts = iter(int(grid.prod()) // 4 for grid in made.get("image_grid_thw", ()))
         whole = [re.sub(r"<\|image_pad\|>", lambda found: found[0] * next(counts), each) for each in text]

@@ -36,11 +36,12 @@ Train = Callable[..., int]
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Small bases; Flux's says by its name that it is Kontext."""
-    made = {family: small_base(tmp_path_factory, family) for family in ("flux2", "flux3", "flux", "qwenimage", "krea2")}
-    kontext = made["flux"].with_name("flux1-kontext.safetensors")
-    made["flux"].rename(kontext)
-    return made | {"flux": kontext}
+    """Small bases; Flux's says by its name that it is Kontext, and Qwen-Image 1's that it is Edit 2511."""
+    families = "flux2", "flux3", "flux", "qwenimage", "qwenimage1", "krea2"
+    made = {family: small_base(tmp_path_factory, family) for family in families}
+    for family, name in (("flux", "flux1-kontext"), ("qwenimage1", "qwen_image_edit_2511_bf16")):
+        made[family] = made[family].rename(made[family].with_name(f"{name}.safetensors"))
+    return made
 
 
 @pytest.fixture
@@ -62,7 +63,9 @@ def config(bases: dict[str, Path], edits: Path) -> Callable[..., Path]:
 
     def made(family: str = "flux2", control: str = '["before", "style"]', more: str = "") -> Path:
         folders = re.sub(r"\b(before|style)\b", lambda found: str(edits / found[0]), control)
-        tokens = {"flux": "t5_tokens = 77", "krea2": "qwen3_tokens = 256"}.get(family, "qwen3_tokens = 128")
+        tokens = {"flux": "t5_tokens = 77", "krea2": "qwen3_tokens = 256", "qwenimage1": "qwen3_tokens = 1024"}.get(
+            family, "qwen3_tokens = 128"
+        )
         step = 32 if family == "qwenimage" else 16
         path = edits / "config.toml"
         path.write_text(
@@ -92,7 +95,11 @@ def planned(path: Path, *settings: str) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "family", ["flux2", "qwenimage", *(pytest.param(name, marks=pytest.mark.proof) for name in ("flux3", "krea2"))]
+    "family",
+    [
+        *("flux2", "qwenimage"),
+        *(pytest.param(name, marks=pytest.mark.proof) for name in ("flux3", "krea2", "qwenimage1")),
+    ],
 )
 def test_a_run_gives_the_same_bytes_again_and_after_it_was_cut_short(
     config: Callable[..., Path], edits: Path, family: str
@@ -113,7 +120,7 @@ def test_a_run_gives_the_same_bytes_again_and_after_it_was_cut_short(
     first = tensors_of(run)
     image = (run / "samples" / "step-000004.png").read_bytes()
     with Image.open(run / "samples" / "step-000004.png") as grid:
-        size = {(96, 64), (64, 96)} if family == "qwenimage" else {(80, 48), (48, 80)}
+        size = {(96, 64), (64, 96)} if family.startswith("qwenimage") else {(80, 48), (48, 80)}
         assert grid.size in size
     with Image.open(run / "controls.png") as shown, Image.open(json.loads(control.partition(" = ")[2])[0]) as looked_at:
         assert shown.size == looked_at.size

@@ -114,11 +114,13 @@ class QwenImage1Family(FlowFamily):
 
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> QwenImage1Model:
         edit = edit_of(parts["transformer"], opening)
-        encoder, how = parts["text_encoder"], {"taps": (_TAP,), "masked": True}
+        encoder, taps = parts["text_encoder"], (_TAP,)
         if edit in PLUS:
-            text: Qwen3Encoder = Qwen3VLEncoder.opened(encoder, opening, EDITING, **how, marks=STATES_KEPT_2_5)
+            text: Qwen3Encoder = Qwen3VLEncoder.opened(
+                encoder, opening, EDITING, taps, masked=True, marks=STATES_KEPT_2_5
+            )
         else:
-            text = Qwen3Encoder.opened(encoder, opening, DESCRIBING, **how)
+            text = Qwen3Encoder.opened(encoder, opening, DESCRIBING, taps, masked=True)
         return QwenImage1Model(
             name=self.name,
             title=self.title,

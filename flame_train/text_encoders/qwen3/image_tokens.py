@@ -101,20 +101,19 @@ def _count(found: list[_Array], place: int, tokens: int) -> int:
     return place + tokens
 
 
-def image_angles(
-    positions_T3: _Array, head_dim: int, theta: float, sections: tuple[int, int, int], in_a_row: bool
-) -> _Array:
-    """Returns each number's rotary angle at each token, fp64 (T, E): pairs lie half a head apart.
+def interleaved_axes(sections: tuple[int, int, int], frequencies: int) -> _Array:
+    """Returns the axis that each of a head's frequencies follows in Qwen3-VL (arXiv 2511.21631).
 
-    Qwen2.5-VL has the frequencies of time, of rows and of columns `in_a_row`, as many as `sections` says. In Qwen3-VL
-    frequencies go to rows and columns in turn, with one for time before each two, until these have theirs. Time has
-    the rest (arXiv 2511.21631).
+    Rows and columns have them in turn, with one for time before each two, until they have as many as `sections` says.
+    Time has the rest. In Qwen2.5-VL each axis has its own in a row.
     """
-    frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
-    if in_a_row:
-        axis = np.repeat(np.arange(3), sections)
-    else:
-        axis = np.zeros(head_dim // 2, int)
-        for i in (1, 2):
-            axis[i : 3 * sections[i] : 3] = i
-    return np.tile(positions_T3[:, axis] * frequencies, 2)
+    axes = np.zeros(frequencies, int)
+    for i in (1, 2):
+        axes[i : 3 * sections[i] : 3] = i
+    return axes
+
+
+def image_angles(positions_T3: _Array, theta: float, axes: _Array) -> _Array:
+    """Returns each number's rotary angle at each token, fp64 (T, E): pairs lie half a head apart."""
+    frequencies = theta ** (-np.arange(len(axes)) / len(axes))
+    return np.tile(positions_T3[:, axes] * frequencies, 2)

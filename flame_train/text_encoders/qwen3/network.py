@@ -23,7 +23,7 @@ from flame_train.errors import ModelFileError
 from flame_train.networks.arch import shape_of_encoder
 from flame_train.networks.block_network import Block, BlockNetwork, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
-from flame_train.text_encoders.qwen3.image_tokens import Grid, ImageTokens, image_angles, positions
+from flame_train.text_encoders.qwen3.image_tokens import Grid, ImageTokens, image_angles, interleaved_axes, positions
 
 _LAYER: Final = "layers.0"
 _shape: Final = partial(shape_of_encoder, "a Qwen3")
@@ -295,8 +295,9 @@ class Qwen3(BlockNetwork):
         arch = self.arch
         if not starts:
             return rotary_angles(length, arch.head_dim, arch.theta)
-        places = positions(length, starts, grids)
-        return image_angles(places, arch.head_dim, arch.theta, arch.sections, in_a_row=arch.biases)
+        in_a_row, half = np.repeat(np.arange(3), arch.sections), arch.head_dim // 2
+        axes = in_a_row if arch.biases else interleaved_axes(arch.sections, half)
+        return image_angles(positions(length, starts, grids), arch.theta, axes)
 
 
 def rotary_angles(length: int, head_dim: int, theta: float) -> np.ndarray[Any, Any]:

@@ -87,7 +87,7 @@ def test_other_heads_base_and_epsilon(off):
 
 def test_qwen2_5_of_a_vision_model(off, tmp_path):
     """Biases instead of norms; read from the folder that transformers saves."""
-    arch = Qwen3Arch(width=32, layers=2, heads=4, kv_heads=2, hidden=48, vocabulary=90, head_dim=8, biases=True)
+    arch = Qwen3Arch(32, 2, heads=4, kv_heads=2, hidden=48, vocabulary=90, head_dim=8, biases=True, sections=(1, 1, 2))
     model = Qwen3(arch)
     rng = np.random.default_rng(4)
     model.init(rng, "float32")
