@@ -33,6 +33,7 @@ from flame_train.commands.parameters import (
     DeviceOrBest,
     Force,
     Group,
+    Prediction,
     Quantize,
     QwenEdit,
     SkipUnknown,
@@ -250,9 +251,7 @@ def sample(
     sampler: Annotated[
         str, typer.Option("--sampler", help="As sample.sampler in a config; SD3 and Flux take euler and heun.")
     ] = "euler",
-    prediction: Annotated[
-        Literal["epsilon", "v", "flow"], typer.Option("--prediction", help="As model.prediction in a config (SDXL).")
-    ] = "epsilon",
+    prediction: Prediction = "epsilon",
     precision: Annotated[
         Literal["fp32", "bf16", "fp16"], typer.Option("--precision", help="As train.precision in a config.")
     ] = "bf16",
