@@ -24,6 +24,7 @@ from flame_train.commands.bench import bench_app
 from flame_train.commands.captions import captions_app
 from flame_train.commands.lora_tools import lora_app
 from flame_train.commands.output import Printable, could_show, open_streams, print_error, print_exception, show, tell
+from flame_train.commands.pages import pages_app
 from flame_train.commands.parameters import (
     Arithmetic,
     AsJson,
@@ -33,15 +34,11 @@ from flame_train.commands.parameters import (
     DeviceOrBest,
     Force,
     Group,
-    Precision,
     Prediction,
     Quantize,
     QwenEdit,
-    Sampler,
     SkipUnknown,
-    Spacing,
     T5Padding,
-    TextPrecision,
     card_size,
     described,
     families_from,
@@ -252,10 +249,13 @@ def sample(
     guidance_scale: Annotated[
         float, typer.Option("--guidance-scale", min=0.0, help="Guidance; 0: the model's own.")
     ] = 0.0,
-    sampler: Sampler = "euler",
-    spacing: Spacing = "auto",
+    sampler: Annotated[
+        str, typer.Option("--sampler", help="As sample.sampler in a config; SD3 and Flux take euler and heun.")
+    ] = "euler",
     prediction: Prediction = "epsilon",
-    precision: Precision = "bf16",
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"], typer.Option("--precision", help="As train.precision in a config.")
+    ] = "bf16",
     quantize: Quantize = "off",
     arithmetic: Arithmetic = "bf16",
     vae: Annotated[str, typer.Option("--vae", help="Another VAE, or one for a base model without.")] = "",
@@ -266,7 +266,10 @@ def sample(
     clip_g: Annotated[str, typer.Option("--clip-g", help="CLIP-G for a base model without (SD3).")] = "",
     t5: Annotated[str, typer.Option("--t5", help="T5-XXL for a base model without (SD3, Flux).")] = "",
     t5_vocabulary: Annotated[str, typer.Option("--t5-vocabulary", help="Its spiece.model or tokenizer.json.")] = "",
-    text_precision: TextPrecision = "auto",
+    text_precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "nf4"],
+        typer.Option("--text-precision", help="As text_encoders.precision in a config."),
+    ] = "auto",
     qwen3: Annotated[str, typer.Option("--qwen3", help="Qwen3 for a base model without one.")] = "",
     qwen3_tokens: Annotated[int, typer.Option("--qwen3-tokens", help="As text_encoders.qwen3_tokens.")] = 512,
     t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As text_encoders.t5_tokens; 0: the family's own.")] = 0,
@@ -324,7 +327,6 @@ def sample(
         steps=steps,
         guidance_scale=guidance_scale,
         sampler=sampler,
-        spacing=spacing,
         prediction=prediction,
         precision=precision,
         quantize=quantize,
@@ -347,27 +349,8 @@ def sample(
     show(result if as_json or several else {n: v for n, v in result.items() if n != "drawn"}, as_json)
 
 
-@app.command("show")
-def show_runs(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folder of a run, or one with runs in it.")],
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 0,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Whether to open the page.")] = True,
-    host: Annotated[
-        str,
-        typer.Option("--host", help="Address to listen on. Others than 127.0.0.1 need the token that is printed."),
-    ] = "127.0.0.1",
-    token: Annotated[
-        bool, typer.Option("--token", help="Require a token on 127.0.0.1 too, where others use this machine.")
-    ] = (False),
-    debug: Debug = False,
-) -> None:
-    """Open a local page of runs, live or finished: curves, samples, dataset and config."""
-    from flame_train.show.serve import show as serve
-
-    serve(runs, port, browser, lambda address: typer.echo(f"{address}  (Ctrl-C ends it)"), host, token)
-
-
-app.registered_commands += [*captions_app.registered_commands, *lora_app.registered_commands]
+_OTHERS = (pages_app, captions_app, lora_app)
+app.registered_commands += [each for group in _OTHERS for each in group.registered_commands]
 
 
 @app.command()

@@ -35,7 +35,7 @@ NAMED_SO = frozenset(
     )
 )
 """What its name and its type describe; a docstring has one of these where it means more."""
-HELP = frozenset({f"commands/{name}.py" for name in ("bench", "captions", "lora_tools", "train")} | {"cli.py"})
+HELP = frozenset({f"commands/{name}.py" for name in ("bench", "captions", "lora_tools", "pages", "train")} | {"cli.py"})
 """The docstring of a command is its `--help`, where each option has a line already."""
 
 

@@ -67,7 +67,13 @@ def load_located(
 
 def problems_in(tree: Mapping[str, Any]) -> list[Problem]:
     """Returns everything that is wrong with these sections."""
-    return _checked(given_layer(tree), ())[1]
+    return checked(given_layer(tree))[1]
+
+
+def checked(layered: Layered) -> tuple[ConfigWithSource, list[Problem]]:
+    """Returns the settings, of which wrong ones have their defaults, and everything that is wrong."""
+    config, problems = _checked(layered, ())
+    return ConfigWithSource(config, layered), problems
 
 
 def _checked(layered: Layered, overrides: Sequence[str], lacking: Collection[str] = ()) -> tuple[Config, list[Problem]]:
@@ -176,12 +182,12 @@ def _apply(layered: Layered, overrides: Sequence[str], lacking: Collection[str] 
         else:
             table = layered.tree.setdefault(key.section, {})
             if isinstance(table, dict):
-                table[key.name] = _typed(raw.strip(), key)
+                table[key.name] = typed(raw.strip(), key)
                 layered.places[(key.section, key.name)] = _OVERRIDE
     return problems
 
 
-def _typed(raw: str, key: Key) -> Any:
+def typed(raw: str, key: Key) -> Any:
     """Returns `raw` as the TOML value it spells, or as text where it spells none or the key wants text."""
     try:
         parsed = toml_tree(f"v = {raw}")

@@ -57,6 +57,16 @@ def read_layers(source: str) -> Layered:
     return layered
 
 
+def text_layer(text: str, name: str) -> Layered:
+    """Returns a text in TOML, called `name` in messages. Raises ConfigError: also where it extends another file."""
+    tree, lines = parse(text, name)
+    refuse_foreign(tree, name)
+    _check_format(tree, lines, name)
+    if "extends" in tree:
+        raise ConfigError(f"{name}:{lines['extends',]}: extends: expected all settings in one text; copy them into it")
+    return Layered(tree, {path: f"{name}:{line}" for path, line in lines.items()}, [name])
+
+
 def given_layer(tree: Mapping[str, Any]) -> Layered:
     """Sections that Python code gives, `{"train": {"steps": 10}}`; tuples are lists, paths are text."""
     sections = {

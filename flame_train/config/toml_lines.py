@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from flame_train.errors import shown
 
@@ -23,9 +23,24 @@ _STRING = re.compile(
 _ATOM = re.compile(r"[^,\]}#\r\n]+")
 
 
+def key_spans(text: str) -> tuple[dict[Path, Span], dict[Path, int]]:
+    """Returns where each pair of a key and a value stands in `text`, valid TOML, and where each table ends."""
+    scanner = _Scanner(text)
+    scanner.run()
+    return scanner.spans, scanner.ends
+
+
 def key_lines(text: str) -> dict[Path, int]:
     """Returns the 1-based line of every table and key in `text`, valid TOML, by its path from the root."""
     return _Scanner(text).run()
+
+
+class Span(NamedTuple):
+    """Positions in a text: where a key begins, where its value does, and where that ends."""
+
+    key: int
+    value: int
+    end: int
 
 
 class _Scanner:
@@ -33,6 +48,8 @@ class _Scanner:
         self.text = text
         self.at = 0
         self.lines: dict[Path, int] = {}
+        self.spans: dict[Path, Span] = {}
+        self.ends: dict[Path, int] = {}
         self._tables: dict[Path, int] = {}  # how many tables each array of tables has so far
         self._counted = (0, 1)  # a position and its line, so that counting never starts over
 
@@ -44,6 +61,7 @@ class _Scanner:
                 self.at += brackets
                 table = self._header(brackets == 2)
                 self.at += brackets
+                self.ends[table] = self.at
             else:
                 self._pair(table)
         return self.lines
@@ -105,10 +123,14 @@ class _Scanner:
         return str(tomllib.loads(f"v = {token}")["v"]) if token[0] in "\"'" else token
 
     def _pair(self, table: Path) -> None:
+        start = self.at
         path = self._key(table)
         self.at += 1  # the equals sign
         self._skip_blank()
+        value = self.at
         self._value(path)
+        end = value + len(self.text[value : self.at].rstrip())  # blanks may follow a number
+        self.spans[path], self.ends[table] = Span(start, value, end), self.at
 
     def _value(self, path: Path) -> None:
         opening = self.text[self.at]

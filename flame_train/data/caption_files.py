@@ -171,18 +171,18 @@ class CaptionFiles:
         if self._hidden:
             hold = counted(len(self._hidden), "caption holds", "captions hold")
             notices.append(f"{hold} a character that nobody sees and the model does, e.g. {self._hidden[0]}: remove it")
-        known = {*self._stems, *map(self._group_stem, self._stems)}
-        orphans = [
-            key
-            for stem, by_ending in self._texts.items()
-            if stem not in known
-            for those in by_ending.values()
-            for _, key in those
-        ]
+        orphans = self.orphans
         self._used.update(orphans)
         if orphans:
             notices.append(f"{counted(len(orphans), 'caption file')} without an image, e.g. {shown(orphans[0])}")
         return notices
+
+    @property
+    def orphans(self) -> list[str]:
+        """The caption files without an image."""
+        known = {*self._stems, *map(self._group_stem, self._stems)}
+        texts = [by_ending for stem, by_ending in self._texts.items() if stem not in known]
+        return [key for by_ending in texts for those in by_ending.values() for _, key in those]
 
     @property
     def used(self) -> frozenset[str]:

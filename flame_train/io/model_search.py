@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from flame_train.disk.preflight import user_cache
+from flame_train.disk.roots import may_look
 from flame_train.errors import ConfigError, OutputError, shown
 from flame_train.io.addresses import local_place
 from flame_train.io.digests import Digests
@@ -137,12 +138,13 @@ def _walked(root: Path) -> Iterator[Path]:
     seen = set[tuple[int, int]]()
     for folder, inner, names in os.walk(root, followlinks=True):
         status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
+        if (status.st_dev, status.st_ino) in seen or not may_look(folder):
             inner.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
         inner[:] = sorted(name for name in inner if not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(names) if name.lower().endswith(_ENDINGS))
+        files = (Path(folder, name) for name in sorted(names) if name.lower().endswith(_ENDINGS))
+        yield from filter(may_look, files)
 
 
 def _size(file: Path) -> int:

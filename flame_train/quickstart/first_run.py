@@ -185,9 +185,9 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
     anything but a quickstart of this family, or was copied. Raises EnvironmentFault if the wanted device cannot be
     used.
     """
-    chosen = _device(device)
+    chosen = usable_device(device)
     family = FAMILIES[name]
-    source = _lay(directory.resolve(), chosen, family)
+    source = lay(directory.resolve(), chosen, family)
     config = load(str(source))
     _refuse_copy(source, config)
     session = Session(chosen)
@@ -240,7 +240,7 @@ def _next(plan: Plan, lora: Path, device: str) -> list[str]:
     return [*drawing, f"your own LoRA: flame-train init {plan.model.name} --preset style -o my.toml"]
 
 
-def _device(device: str | None) -> str:
+def usable_device(device: str | None) -> str:
     """Chooses the device to use; the only place where one is chosen for the user."""
     if device is not None:
         get_backend(device)
@@ -254,7 +254,7 @@ def _device(device: str | None) -> str:
     return "cuda"
 
 
-def _lay(folder: Path, device: str, family: Family) -> Path:
+def lay(folder: Path, device: str, family: Family) -> Path:
     """Makes whatever the folder lacks and returns the config's path. The config comes last: with it, all is there."""
     about, source = folder / "ABOUT.txt", folder / "config.toml"
     lesson = family.lesson

@@ -122,13 +122,14 @@ class NotFound(Exception):
 class Pages:
     """Answers the requests. Each method takes one and returns the answer."""
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self, library: Library, links: dict[str, str] = PAGES) -> None:
+        """`links` are the pages that each head leads to, by name."""
+        self._library, self._links = library, links
         loader = DictLoader({name: page_file(name) for name in _TEMPLATES})
         self._templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
 
-    def app(self) -> Starlette:
-        """Returns the application, without its guard."""
+    def app(self, *more: Route) -> Starlette:
+        """Returns the application, without its guard. `more` pages come before those of runs."""
         paths: dict[str, Callable[[Request], Response]] = {
             "/": self.runs,
             "/run": self.run,
@@ -143,7 +144,8 @@ class Pages:
             "/assets/{name}": self.asset,
         }
         missing = {NotFound: lambda request, error: PlainTextResponse("this is not there\n", 404)}
-        return Starlette(routes=[Route(path, page) for path, page in paths.items()], exception_handlers=missing)
+        own = [Route(path, page) for path, page in paths.items()]
+        return Starlette(routes=[*more, *own], exception_handlers=missing)
 
     def runs(self, request: Request) -> Response:
         """Returns the list of runs; the only run's page if there is one."""
@@ -152,12 +154,12 @@ class Pages:
             return RedirectResponse(_path("/run", name=names[0]))
         views = [view for name in names if (view := self._library.view(name))]
         rows = Markup(html(table(views, lambda name: _path("/run", name=name))))
-        return self._page("runs.html", header(links=PAGES, here="runs"), title="runs", table=rows)
+        return self._page("runs.html", header(links=self._links, here="runs"), title="runs", table=rows)
 
     def run(self, request: Request) -> Response:
         """Returns a run's page, which fills itself from `run.json`."""
         view = self._view(request)
-        return self._page("run.html", header(links=PAGES | SECTIONS), title=view.name, name=view.name)
+        return self._page("run.html", header(links=self._links | SECTIONS), title=view.name, name=view.name)
 
     def run_data(self, request: Request) -> Response:
         """Returns the charts and sections of a run, or that they are as the browser has them."""
@@ -180,7 +182,7 @@ class Pages:
     def compare(self, request: Request) -> Response:
         """Shows several runs side by side."""
         names = [view.name for view in self._views(request)]
-        return self._page("compare.html", header(links=PAGES), title="comparison of runs", names=names)
+        return self._page("compare.html", header(links=self._links), title="comparison of runs", names=names)
 
     def compare_data(self, request: Request) -> Response:
         """Returns the charts of several runs over each other, their samples and what differs in their configs."""

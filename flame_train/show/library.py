@@ -52,8 +52,8 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 class Library:
     """The runs by name. What a request names is looked up here, and is never part of a path."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        """Raises ConfigError where there is no run in one of the folders."""
+    def __init__(self, folders: Sequence[Path], empty: bool = False) -> None:
+        """Raises ConfigError where there is no run in one of the folders, unless they may be `empty`."""
         self._folders = tuple(folders)
         self._readers: dict[Path, RunReader] = {}
         self._cut: OrderedDict[tuple[str, int, int], list[bytes]] = OrderedDict()
@@ -63,7 +63,7 @@ class Library:
                 raise ConfigError(
                     f"{shown(folder)}: expected the folder of a run, or one with runs in it; got no folder"
                 )
-            if next(runs_in(folder), None) is None:
+            if not empty and next(runs_in(folder), None) is None:
                 raise ConfigError(
                     f"{shown(folder)}: expected the folder of a run, or one with runs in it, but found no status.json; "
                     "name the folder that output.dir of the config names"

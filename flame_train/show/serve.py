@@ -1,10 +1,12 @@
-"""`flame-train show`: serves the pages of runs until Ctrl-C, to this machine's browser or to whoever has a token.
+"""Serves the pages of `show` and `ui` until Ctrl-C, to this machine's browser or to whoever has a token.
 
 As a rule the socket is bound to 127.0.0.1, so other machines do not reach it. A page of another site could: its name
 may resolve to 127.0.0.1 (DNS rebinding). Its requests carry its name in the Host header, and are refused.
 
 Where others reach the socket, each request needs a token, as Jupyter's do. The address that the command prints has it.
 The answer to that address keeps it as a cookie, which no other site's page can send, and leads on without it.
+
+`ui` changes things, so it always needs the token. A change must come from its own pages: browsers say which page asks.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import os
 import secrets
 import socket
 import webbrowser
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
@@ -36,6 +38,7 @@ HOST: Final = "127.0.0.1"
 TOKEN: Final = "token"
 _TOKEN_VARIABLE: Final = "FLAME_TRAIN_TOKEN"
 _SHORTEST: Final = 16  # characters
+_LARGEST: Final = 2 << 20  # bytes of what a page sends
 
 _HEADERS: Final[Mapping[str, str]] = {
     # Plotly sets styles; no script runs but the files of this server, whatever a caption holds
@@ -51,22 +54,23 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 
 class Guard:
-    """Refuses what is not asked for this server's own address, or would change something. Adds headers to answers.
+    """Refuses what is not asked for this server's own address, or may not change something. Adds headers to answers.
 
     Args:
         app: what answers.
         port: where it listens.
         host: the address that it listens on. Any name may stand for one that other machines reach.
         token: what each request must show; empty: nothing. Other machines need one.
+        changes: whether its own pages may change something; then it needs a token.
 
     Raises:
-        ValueError: other machines reach the address, and there is no token.
+        ValueError: other machines reach the address, or it changes things, and there is no token.
     """
 
-    def __init__(self, app: App, port: int, host: str = HOST, token: str = "") -> None:
-        if not (token or is_own(host)):
+    def __init__(self, app: App, port: int, host: str = HOST, token: str = "", changes: bool = False) -> None:
+        if not (token or (is_own(host) and not changes)):
             raise ValueError(f"expected a token for {host}, which other machines reach")
-        self._app, self._token = app, token
+        self._app, self._token, self._changes = app, token, changes
         self._cookie = f"flame-train-{port}"  # a browser keeps cookies by host, for all of its ports
         names = (f"[{host}]" if ":" in host else host, "localhost")
         self._hosts = {f"{name}:{port}".encode() for name in names} if is_own(host) else None
@@ -80,14 +84,16 @@ class Guard:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or (self._hosts is not None and hosts[0].lower() not in self._hosts):
             await _say(send, 421, "this server answers for its own address alone")
-        elif scope["method"] not in ("GET", "HEAD"):
+        elif scope["method"] not in ("GET", "HEAD", *(("POST",) if self._changes else ())):
             await _say(send, 405, "this server only shows")
+        elif self._changes and (refused := _refused(scope)):
+            await _say(send, *refused)
         elif not self._token or self._is(_cookies(scope).get(self._cookie, "")):
             await self._app(scope, receive, _with_headers(send))
         elif self._is(dict(query := parse_qsl(scope["query_string"].decode("latin-1"))).get(TOKEN, "")):
             await self._lead_on(scope["path"], query, send)
         else:
-            await _say(send, 403, "this page needs a token: open the whole address that `flame-train show` printed")
+            await _say(send, 403, "this page needs a token: open the whole address that flame-train printed")
 
     def _is(self, token: str) -> bool:
         return hmac.compare_digest(token.encode(), self._token.encode())
@@ -103,6 +109,24 @@ class Guard:
 def is_own(host: str) -> bool:
     """Tells whether an address is one that this machine alone reaches."""
     return ipaddress.ip_address(host).is_loopback
+
+
+def _refused(scope: Scope) -> tuple[int, str] | None:
+    """Returns why a request may not come: from another site's page, or as a change that no page of ours sends."""
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    navigates = scope["method"] == "GET" and headers.get(b"sec-fetch-mode") == "navigate"
+    if headers.get(b"sec-fetch-site", "none") not in ("same-origin", "none") and not navigates:
+        return 403, "this answers its own pages alone"
+    if scope["method"] != "POST":
+        return None
+    size = headers.get(b"content-length", "")
+    if headers.get(b"origin") != f"http://{headers[b'host']}":
+        return 403, "a change must come from a page of this server"
+    if headers.get(b"content-type", "").partition(";")[0].strip() != "application/json":
+        return 415, "expected JSON"
+    if not (size.isascii() and size.isdecimal() and len(size) < 12):
+        return 411, "expected the length of what is sent"
+    return (413, f"expected at most {_LARGEST:,} bytes") if int(size) > _LARGEST else None
 
 
 def _cookies(scope: Scope) -> dict[str, str]:
@@ -153,22 +177,52 @@ def show(
         EnvironmentFault: the extra is not installed.
     """
     library = Library(folders)
-    try:
-        import uvicorn
-
+    with needing_the_extra():
         from .app import Pages
+    serve(Pages(library).app(), port, browser, say, host, token)
+
+
+@contextlib.contextmanager
+def needing_the_extra() -> Iterator[None]:
+    """Raises EnvironmentFault where the body cannot import what the extra `show` has."""
+    try:
+        yield
     except ImportError as error:
         raise EnvironmentFault(
             f"the page needs the extra `show`, and {error.name} is missing: pip install 'flame-train[show]'; "
             "report.html in the run folder needs nothing"
         ) from error
+
+
+def serve(
+    pages: App,
+    port: int,
+    browser: bool,
+    say: Callable[[str], None],
+    host: str = HOST,
+    token: bool = False,
+    changes: bool = False,
+) -> None:
+    """Serves some pages until Ctrl-C.
+
+    Args:
+        pages: what answers, without its guard.
+        port, browser, say, host, token: as `show` takes them.
+        changes: whether the pages change something.
+
+    Raises:
+        ConfigError: the port is taken, the address is none of this machine, or the token is short.
+        EnvironmentFault: the extra is not installed.
+    """
+    with needing_the_extra():
+        import uvicorn
     with listening(port, host) as listener:
         port = listener.getsockname()[1]
         given = _given_token()
         secret = given or secrets.token_urlsafe(32) if token or given or not is_own(host) else ""
         written = f"${_TOKEN_VARIABLE}" if given else secret  # who gave it knows it, and logs are read by others
         address = f"http://{_name(host)}:{port}/" + (f"?{TOKEN}={written}" if secret else "")
-        app = Guard(Pages(library).app(), port, host, secret)
+        app = Guard(pages, port, host, secret, changes)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=1
         )

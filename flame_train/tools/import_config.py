@@ -17,6 +17,7 @@ from flame_train.config.render import comment, toml_value
 from flame_train.config.schema import FORMAT
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import refuse_place
+from flame_train.disk.roots import may_look
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.models.registry import FAMILIES, family_of
 
@@ -78,7 +79,7 @@ def _family_of(program: Program, read: Source, source: str) -> str:
     folders = {Path(), Path() if source == "-" else Path(source).parent}
     named = [Path(str(read.settings[name].value or ".")).expanduser() for name in names if name in read.settings]
     for path in (folder / name for name in named for folder in folders):
-        if path.is_file() or (path / "model_index.json").is_file():
+        if may_look(path) and (path.is_file() or (path / "model_index.json").is_file()):
             with contextlib.suppress(ModelFileError):  # what is wrong with it is told when a run is planned
                 return family_of(path).name
     return ""

@@ -23,7 +23,7 @@ from flame_train.disk.preflight import refuse_place
 from flame_train.errors import ConfigError
 from flame_train.families import FAMILY_TITLES, family_data, licences, published_terms, training_adapters
 
-_MUST: Final = ("model.checkpoint", "data.path", "output.dir")
+MUST: Final = ("model.checkpoint", "data.path", "output.dir")
 
 
 def template(family: str, name: str | None = None, card: float | None = None, full: bool = False) -> str:
@@ -50,7 +50,7 @@ def template(family: str, name: str | None = None, card: float | None = None, fu
     chosen = preset(family, name, card)
     if not full:
         more = "Every other key has its default; `flame-train init FAMILY --full` writes them all."
-        return short(chosen.values, title, (*_MUST, *chosen.must), (*chosen.notes, more))
+        return short(chosen.values, title, (*MUST, *chosen.must), (*chosen.notes, more))
     sections: dict[str, dict[str, object]] = {}
     for path, value in chosen.values.items():
         section, _, key = path.partition(".")
@@ -80,11 +80,15 @@ _FOLDER: Final = files("flame_train.tools").joinpath("presets")
 
 
 class Preset(NamedTuple):
-    """Values of keys, by path; the paths to fill in beside those that every config needs; and where they come from."""
+    """Values of keys, by path; the paths to fill in beside those that every config needs; and where they come from.
+
+    `sources` says that of each value.
+    """
 
     values: Mapping[str, Any]
     must: tuple[str, ...]
     notes: tuple[str, ...]
+    sources: Mapping[str, str]
 
 
 def names(family: str | None = None) -> list[str]:
@@ -118,6 +122,7 @@ def preset(family: str, name: str | None, card: float | None) -> Preset:
     values: dict[str, Any] = {}
     must: tuple[str, ...] = ()
     notes: list[str] = []
+    sources: dict[str, str] = {}
     measured = cards(family)
     if name is not None:
         if name not in names():
@@ -131,6 +136,7 @@ def preset(family: str, name: str | None, card: float | None) -> Preset:
             others = f"; it has {', '.join(names(family))}" if names(family) else ""
             raise ConfigError(f"--preset {name}: expected one of {known}, got {family}, {why}{others}")
         values |= common["keys"] | of_family["keys"]
+        sources |= dict.fromkeys(values, f"preset {name}: {of_family['source']}")
         must = tuple(common["must"])
         notes.append(f"Preset {name}, for {common['title']}. Source: {of_family['source']}.")
         notes += [f"{common['note']}."] if "note" in common else []
@@ -144,15 +150,17 @@ def preset(family: str, name: str | None, card: float | None) -> Preset:
         if fitting:
             row = max(fitting, key=lambda row: int(row["gb"]))
             values |= row["keys"]
+            sources |= dict.fromkeys(row["keys"], f"a card of {row['gb']} GB, measured: {row['source']}")
             notes.append(f"Card of {card:g} GB. Measured: {row['source']}.")
         else:
             values["memory.budget"] = f"{card:g} GB"
+            sources["memory.budget"] = f"the card of {card:g} GB, for which nothing was measured"
             notes.append(
                 f"Card of {card:g} GB, for which no preset was measured: memory.budget makes the plan choose "
                 f"what fits. {card:g} GB are {card * 1e9 / 2**30:.1f} GiB; the display has the rest of the card."
             )
             notes.append("`flame-train train FILE --dry-run --device cpu` shows the choice, also without a GPU.")
-    return Preset(values, must, tuple(notes))
+    return Preset(values, must, tuple(notes), sources)
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -244,7 +244,7 @@ def test_a_folder_whose_name_no_config_can_hold_is_refused_before_anything_is_ma
 
 def test_a_folder_that_was_copied_is_not_run_in_the_first_one(tmp_path, capsys):
     for name in ("one", "two"):
-        quickstart._lay(tmp_path / name, "cpu", FAMILIES["flux"])
+        quickstart.lay(tmp_path / name, "cpu", FAMILIES["flux"])
     (tmp_path / "two" / "config.toml").write_bytes((tmp_path / "one" / "config.toml").read_bytes())
     assert cli.run(["quickstart", str(tmp_path / "two"), "--family", "flux", "--device", "cpu"]) == 6
     assert f"its output.dir is {tmp_path / 'one' / 'run'}" in capsys.readouterr().err
@@ -253,7 +253,7 @@ def test_a_folder_that_was_copied_is_not_run_in_the_first_one(tmp_path, capsys):
 
 @pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
 def test_its_own_images_are_hardly_cropped(tmp_path, family):
-    source = quickstart._lay(tmp_path / "new", "cpu", FAMILIES[family])
+    source = quickstart.lay(tmp_path / "new", "cpu", FAMILIES[family])
     with StopRequest() as stop:
         samples = make_plan(check(load(str(source)), FAMILIES[family]), stop).samples
     assert {p.original for p in samples.placements} == {(96, 96), (64, 128), (128, 64)}
@@ -288,7 +288,7 @@ def test_a_config_that_was_changed_is_obeyed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
 def test_its_config_says_of_each_line_that_differs_why(tmp_path, family):
     """And of no other; the first line says that it is not one to copy."""
-    text = quickstart._lay(tmp_path / "new", "cpu", FAMILIES[family]).read_text()
+    text = quickstart.lay(tmp_path / "new", "cpu", FAMILIES[family]).read_text()
     assert text.startswith("# NOT A CONFIG TO COPY.")
     plain = {(section, setting) for section, setting, _ in _settings(template(family))}
     for section, setting, comment in _settings(text):

@@ -18,6 +18,7 @@ from PIL import Image
 from flame_train.config.load import load
 from flame_train.config.render import resolved
 from flame_train.data.grid import grid, png
+from flame_train.disk.roots import Roots
 from flame_train.io.runfolder import RunFolder
 from flame_train.show.library import Library
 from flame_train.show.report import REPORT, Report
@@ -127,16 +128,21 @@ def made(tmp_path: Path) -> Callable[..., Made]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., int]]:
-    """serve(folder, ..., host, token): the port of a server that shows these folders until the test ends."""
+    """serve(folder, ..., host, token, window): the port of a server that shows these folders until the test ends.
+
+    With `window` they are the roots of `flame-train ui`.
+    """
     uvicorn = pytest.importorskip("uvicorn", reason="the extra `show` is not installed")
     from flame_train.show.app import Pages
+    from flame_train.ui.app import Window
 
     running = []
 
-    def start(*folders: Path, host: str = HOST, token: str = "") -> int:
+    def start(*folders: Path, host: str = HOST, token: str = "", window: bool = False) -> int:
         listener = listening(0, host)
         port: int = listener.getsockname()[1]
-        app = Guard(Pages(Library(folders)).app(), port, host, token)
+        pages = Window(Roots(folders)).app() if window else Pages(Library(folders)).app()
+        app = Guard(pages, port, host, token, changes=window)
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

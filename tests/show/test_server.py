@@ -112,7 +112,7 @@ def test_without_the_token_nothing_is_told(guarded, path, shown):
     status, headers, body = ask(guarded, asked, headers=cookies)
     assert status == 403
     assert "set-cookie" not in headers
-    assert body == b"this page needs a token: open the whole address that `flame-train show` printed\n"
+    assert body == b"this page needs a token: open the whole address that flame-train printed\n"
 
 
 @pytest.mark.parametrize("path", PAGES[1:4])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flame_train.data.image_formats import IMAGE_ENDINGS
+from flame_train.disk.roots import may_look
 from flame_train.errors import ConfigError
 
 from .conversions import number, to_float
@@ -187,7 +188,7 @@ def _count(one: Mapping[str, Setting], folder: Path | None) -> int:
     """Returns the images of a set, times their repeats; 0 where its folder is not there or has none."""
     named = str(one["image_dir"].value) if "image_dir" in one else ""
     places = [base / Path(named).expanduser() for base in (folder, Path()) if base is not None and named]
-    place = next((place for place in places if place.is_dir()), None)
+    place = next((place for place in places if may_look(place) and place.is_dir()), None)
     if place is None:
         return 0
     if "N_name" in one:

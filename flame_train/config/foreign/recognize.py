@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from flame_train.config.command_line import SCRIPT, parse_command_line, script_of
 from flame_train.config.parse import name_of, parse, read_text
+from flame_train.disk.roots import may_look
 from flame_train.errors import ConfigError, shown
 from flame_train.io.json_values import number
 
@@ -113,7 +114,7 @@ def _beside(named: str, folder: Path | None, again: Any) -> Reading | None:
         places = [above / path for above in (folder, *folder.parents)]  # an absolute path stays itself
         places += [folder / path.name, folder.parent / path.name]
     for place in places:
-        if place.is_file():
+        if may_look(place) and place.is_file():
             try:
                 tree, lines = _parse(read_text(str(place)), str(place))
             except ConfigError:  # whose text cites a line: any file of this machine may be named

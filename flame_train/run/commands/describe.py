@@ -13,6 +13,7 @@ from flame_train.families import licence_of, told_terms
 from flame_train.io.hub_upload import hub_name
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.run.plan.plan import Plan
+from flame_train.run.plan.start import checkpoint_bytes
 from flame_train.schedules import SCHEDULES
 
 from ..memory.budget import GIB, OUTSIDE, FittedPlan
@@ -70,6 +71,7 @@ def describe(
         "captions": len({text for row in plan.samples.rows for text in row.texts}),
         "cached_views": sum(len(row.views) for row in plan.samples.rows),
         "cache_gib": _gib(plan.cache_bytes(), 5),
+        "checkpoints_gib": _gib(checkpoint_bytes(plan), 3),
         "buckets": plan.samples.bucket_rows(),
         "prompts": len(c.sample.prompts) if c.sample.repeats else 0,
         "sample_model": c.sample.model if plan.checked.sample_model is not plan.model and c.sample.model else None,

@@ -112,7 +112,7 @@ def train(
     if dry_run:
         config_source = load_located(source, overrides, lacking)
         with with_key_names(config_source), _naming_the_way(file, overrides, device, config_source.config):
-            return _dry_run(config_source, asked_family, Session(device, ProcessGroup(0, processes)))
+            return dry_run_of(config_source, asked_family, Session(device, ProcessGroup(0, processes)))
     group, device = join(device, transport)
     with ending_together(group), showing_nothing(quiet):
         with group.barrier():
@@ -141,7 +141,7 @@ def _naming_the_way(file: str | None, overrides: Sequence[str], device: str, con
         raise
 
 
-def _dry_run(config_source: ConfigWithSource, family: Family | None, session: Session) -> dict[str, Any]:
+def dry_run_of(config_source: ConfigWithSource, family: Family | None, session: Session) -> dict[str, Any]:
     """Checks and plans a run, and describes what was planned."""
     with session.stop, fetching("headers"):
         fetch_inputs(config_source.config, False, session.stop)

@@ -61,7 +61,7 @@ def read_dataset(config: Config, stop: StopRequest) -> Samples:
                 read.append((image_set, dataset.items))
                 parts += [
                     (image_set, assign_buckets(dataset, rule, data.on_bad_image))
-                    for rule in _rules(data, image_set.resolutions)
+                    for rule in bucket_rules(data, image_set.resolutions)
                 ]
             except DataError as error:
                 problems.append(str(error))
@@ -82,7 +82,8 @@ def read_dataset(config: Config, stop: StopRequest) -> Samples:
     return samples
 
 
-def _rules(data: DataSection, resolutions: Sequence[int]) -> list[BucketRule]:
+def bucket_rules(data: DataSection, resolutions: Sequence[int]) -> list[BucketRule]:
+    """Returns the buckets of each resolution."""
     return [BucketRule(side, data.bucket_step, data.min_bucket, data.max_bucket, data.upscale) for side in resolutions]
 
 

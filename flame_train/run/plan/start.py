@@ -171,11 +171,16 @@ def checkpoint_here(plan: Plan, folder: RunFolder) -> Checkpoint | None:
             f"{folder.checkpoints}"
         )
     if checkpoint is None or checkpoint.step < c.train.steps:
-        staying = (c.checkpoint.keep or STATES) + (c.validation.repeats and bool(plan.held_out.rows))
-        new = staying + 1 - min(staying, count(folder.checkpoints))
-        arrays = 4 + (c.train.ema_decay > 0)  # values, once more as the LoRA, two moments, and their average
-        preflight(folder.folder, plan.parameters * 4 * arrays * new)
+        preflight(folder.folder, checkpoint_bytes(plan, count(folder.checkpoints)))
     return checkpoint
+
+
+def checkpoint_bytes(plan: Plan, there: int = 0) -> int:
+    """Counts what the checkpoints of a run take on disk at most, beside those that are there already."""
+    c = plan.config
+    staying = (c.checkpoint.keep or STATES) + (c.validation.repeats and bool(plan.held_out.rows))
+    arrays = 4 + (c.train.ema_decay > 0)  # values, once more as the LoRA, two moments, and their average
+    return plan.parameters * 4 * arrays * (staying + 1 - min(staying, there))
 
 
 def resume(plan: Plan, keys: Keys, folder: RunFolder, sources: Sources) -> Checkpoint | None:

@@ -1,0 +1,126 @@
+"use strict";
+// The images of the folder: each with the part that is trained, its bucket, and its caption, which is saved as a file.
+import { ask, Refused } from "./ask.js";
+
+/** @typedef {{bucket?: string, shares?: number[], kept?: number, original?: string, problem?: string}} Placed
+ * @typedef {{file: string, path: string, seen: string, caption: string, written_in: string, editable: boolean, placements: Placed[],
+ *   mask: string, controls: string[]}} Row */
+
+export class Sheet {
+  /** @param {HTMLElement} place @param {() => string} toml @param {() => void} saved */
+  constructor(place, toml, saved) {
+    this.place = place;
+    this.toml = toml;
+    this.saved = saved;
+    this.page = 0;
+    this.lacking = false;
+    this.asked = 0;
+  }
+
+  clear() { this.asked += 1; this.place.replaceChildren(); }
+
+  /** Reads the folder anew, and shows a page of it. */
+  async read() {
+    const asked = ++this.asked;
+    let found;
+    try {
+      found = await ask("images", { toml: this.toml(), set: 0, page: this.page, lacking: this.lacking });
+    } catch (error) {
+      if (asked === this.asked) this.place.replaceChildren(make("p", { class: "bad", role: "alert" }, String(error instanceof Error ? error.message : error)));
+      return;
+    }
+    if (asked !== this.asked) return;
+    this.page = found.page;
+    this.place.replaceChildren(this.counts(found), ...this.notes(found), make("ul", { class: "sheet" }, ...found.images.map((/** @type {Row} */ row) => this.card(row))), this.pager(found));
+  }
+
+  /** @param {any} found */
+  counts(found) {
+    const box = /** @type {HTMLInputElement} */ (make("input", { type: "checkbox" }));
+    box.checked = this.lacking;
+    box.addEventListener("change", () => { this.lacking = box.checked; this.page = 0; this.read(); });
+    const parts = [`${found.count} images`, `${found.without_caption} without a caption`, `${found.captions_without_image.length} captions without an image`];
+    const told = make("span", { id: "counts", class: found.without_caption ? "warned" : "" }, parts.join(", "));
+    return make("div", { class: "tools" }, told, make("label", {}, box, "only those without a caption"));
+  }
+
+  /** @param {any} found */
+  notes(found) {
+    const orphans = found.captions_without_image.slice(0, 20).map((/** @type {string} */ name) => `${name}: no image of this name`);
+    const lines = [...found.notices, ...orphans];
+    if (!lines.length) return [];
+    return [make("details", {}, make("summary", {}, `${lines.length} notes`), make("ul", {}, ...lines.map((line) => make("li", {}, line))))];
+  }
+
+  /** @param {Row} row */
+  card(row) {
+    const caption = /** @type {HTMLTextAreaElement} */ (make("textarea", { rows: "3", "aria-label": `caption of ${row.file}` }));
+    caption.value = row.caption;
+    caption.readOnly = !row.editable;
+    const told = make("p", { class: "help", role: "status" }, where(row));
+    const card = make("li", { class: row.written_in ? "" : "lacks" }, this.picture(row), make("p", { class: "mono" }, row.file), ...row.placements.map(placed), caption, told);
+    let before = row.caption;
+    caption.addEventListener("change", async () => {
+      told.className = "help";
+      told.textContent = "saving";
+      try {
+        const saved = await ask("caption", { toml: this.toml(), set: 0, file: row.file, before, caption: caption.value });
+        before = saved.caption;
+        card.classList.remove("lacks");
+        told.textContent = `saved in ${saved.written_in}`;
+        this.saved();
+      } catch (error) {
+        told.className = "error";
+        told.textContent = error instanceof Error ? error.message : String(error);
+        if (error instanceof Refused && error.now !== undefined) { before = error.now; told.textContent += `: "${error.now}"`; }
+      }
+    });
+    return card;
+  }
+
+  /** @param {Row} row */
+  picture(row) {
+    const whole = make("div", { class: "crop" }, thumb(row.path, row.file, row.seen));
+    const shares = row.placements[0]?.shares;
+    if (shares) {
+      const kept = make("span", { class: "kept" });
+      ["left", "top", "width", "height"].forEach((side, i) => kept.style.setProperty(side, `${100 * (shares[i] ?? 0)}%`));
+      whole.append(kept);
+    }
+    const beside = row.controls.map((path, i) => thumb(path, `control image ${i + 1} of ${row.file}`, row.seen));
+    if (row.mask) beside.push(thumb(row.mask, `mask of ${row.file}`, row.seen, true));
+    return make("div", { class: "pictures" }, whole, ...(beside.length ? [make("div", { class: "beside-it" }, ...beside)] : []));
+  }
+
+  /** @param {any} found */
+  pager(found) {
+    if (found.pages < 2) return "";
+    /** @param {string} text @param {number} by */
+    const turn = (text, by) => {
+      const button = /** @type {HTMLButtonElement} */ (make("button", { type: "button" }, text));
+      button.disabled = this.page + by < 0 || this.page + by >= found.pages;
+      button.addEventListener("click", () => { this.page += by; this.read(); });
+      return button;
+    };
+    return make("div", { class: "tools" }, turn("back", -1), `page ${found.page + 1} of ${found.pages}`, turn("on", 1));
+  }
+}
+
+/** @param {Row} row */
+function where(row) {
+  if (!row.written_in) return "no caption yet";
+  return row.editable ? "" : `stands in ${row.written_in}; change it there`;
+}
+
+/** @param {Placed} each */
+function placed(each) {
+  if (each.problem) return make("p", { class: "bucket bad" }, each.problem);
+  const cut = Math.round(100 * (1 - (each.kept ?? 1)));
+  return make("p", { class: "bucket" }, `${each.original} → ${each.bucket}` + (cut ? `, ${cut}% cropped away` : ""));
+}
+
+/** @param {string} path @param {string} alt @param {string} seen @param {boolean} [mask] */
+function thumb(path, alt, seen, mask) {
+  const query = new URLSearchParams({ path, seen, side: "320", ...(mask ? { mask: "yes" } : {}) });
+  return make("img", { src: "/picture?" + query, alt, loading: "lazy" });
+}

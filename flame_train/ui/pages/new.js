@@ -1,0 +1,286 @@
+"use strict";
+// A run is set up. The TOML text is all that there is; fields, images and plan follow from it.
+import { ask, by, chooseFolder, later } from "./ask.js";
+import { Form } from "./form.js";
+import { Sheet } from "./images.js";
+
+/** @typedef {import("./form.js").Problem} Problem */
+
+const run = {
+  toml: "", template: "", family: "", told: "",
+  /** @type {Object<string, string>} */ sources: {},
+  /** @type {Object<string, any>} */ preset: {},
+  /** @type {Object<string, any> | null} */ values: null,
+  /** @type {string[]} */ written: [],
+  /** @type {Problem[]} */ problems: [],
+  /** @type {Problem[]} */ deeper: [],
+};
+const page = crypto.randomUUID();
+const schema = await (await fetch("/form.json")).json();
+const input = (/** @type {string} */ id) => by(id, HTMLInputElement);
+const select = (/** @type {string} */ id) => by(id, HTMLSelectElement);
+const toml = by("toml", HTMLTextAreaElement), told = by("told", HTMLElement), planBox = by("plan", HTMLElement);
+const form = new Form(by("fields", HTMLElement), schema, change);
+const sheet = new Sheet(by("sheet", HTMLElement), () => run.toml, () => planSoon());
+const imagesFrom = ["data.path", "data.sets", "data.resolution", "data.resolutions", "data.bucket_step", "data.min_bucket", "data.max_bucket",
+  "data.upscale", "data.masks", "data.mask_folder", "data.control", "data.caption_extension", "data.caption", "captions.folder_name"];
+let imagesOf = "", pathTouched = false;
+
+// ---- one thing after another: an answer to an older question never replaces a newer one
+
+/** @type {Promise<void>} */
+let queue = Promise.resolve();
+/** @param {() => Promise<void>} action */
+function inOrder(action) {
+  queue = queue.then(action).catch((error) => say(error instanceof Error ? error.message : String(error), true));
+  return queue;
+}
+
+/** @param {string} text @param {boolean} [bad] */
+function say(text, bad) { told.textContent = text; told.classList.toggle("bad", Boolean(bad)); }
+
+/** Takes a state of the text. @param {any} state */
+function take(state) {
+  say("");
+  Object.assign(run, { toml: state.toml, problems: state.problems, deeper: [] });
+  if (state.values) Object.assign(run, { values: state.values, written: state.written });
+  if (toml.value !== run.toml) toml.value = run.toml;
+  follow();
+}
+
+/** Has everything on the page follow the text. */
+function follow() {
+  const values = run.values ?? {};
+  show();
+  for (const [id, key] of [["base", "model.checkpoint"], ["folder", "data.path"], ["name", "output.name"]])
+    if (document.activeElement !== input(id)) input(id).value = values[key] ?? "";
+  if (!pathTouched) input("path").value = `${rootOf(values["data.path"])}/${values["output.name"] || "new"}.toml`;
+  const now = JSON.stringify(imagesFrom.map((key) => values[key]));
+  if (now !== imagesOf) { imagesOf = now; sheet.page = 0; if (values["data.path"] || (run.toml.includes("[[data.sets]]"))) sheet.read(); else sheet.clear(); }
+  planSoon();
+}
+
+/** Shows problems at their fields and the rest above the plan. */
+function show() {
+  const problems = [...run.problems, ...run.deeper];
+  form.show({ ...run, problems, lacks: schema.families[run.family]?.lacks ?? [] });
+  refilter();
+  const general = problems.filter((each) => !form.fields.has(each.key));
+  by("toml-error", HTMLElement).textContent = general.map((each) => (each.line ? `line ${each.line}: ` : "") + (each.key ? each.key + ": " : "") + each.message).join("\n");
+  toml.setAttribute("aria-invalid", String(general.length > 0));
+}
+
+/** @param {string} path @param {any} value */
+function change(path, value) { return inOrder(async () => take(await ask("change", { toml: run.toml, key: path, value }))); }
+
+function refilter() {
+  const text = input("find").value, count = form.filter(text, input("every").checked);
+  by("matches", HTMLElement).textContent = text ? `${count} settings` : "";
+}
+
+/** @param {string | undefined} path */
+function rootOf(path) { return schema.roots.find((/** @type {string} */ root) => path === root || path?.startsWith(root + "/")) ?? schema.roots[0]; }
+
+// ---- the choices that a config begins with
+
+async function begin() {
+  const base = input("base").value.trim(), folder = input("folder").value.trim(), name = input("name").value.trim() || "my-lora";
+  const root = rootOf(folder), purpose = select("purpose").value || null, card = Number(input("card").value) || null;
+  await inOrder(async () => {
+    if (!run.family) return say(base ? "" : "choose a base model first");
+    /** @type {Object<string, string>} */
+    const given = { "model.checkpoint": base, "output.name": name, "output.dir": `${root}/runs/${name}` };
+    if (folder) given["data.path"] = folder;
+    const begun = await ask("begin", { family: run.family, purpose, card, given, before: run.toml, template: run.template });
+    Object.assign(run, { template: begun.template, sources: begun.sources });
+    const state = await ask("state", { toml: begun.toml }), plain = await ask("state", { toml: begun.template });
+    run.preset = plain.values ?? {};
+    take(state);
+  });
+}
+
+/** Asks which family a base is of, by its file. @param {string} base */
+async function tellFamily(base) {
+  const line = by("base-family", HTMLElement);
+  run.told = base;
+  if (!base) { line.textContent = ""; return; }
+  line.textContent = "looking at it";
+  try {
+    const { family } = await ask("family", { path: base });
+    if (run.told !== base) return;
+    setFamily(family);
+    line.className = "help";
+    line.textContent = `${schema.families[family].title}, told by its file`;
+  } catch (error) {
+    line.className = "error";
+    line.textContent = error instanceof Error ? error.message : String(error);
+    run.family = "";
+  }
+}
+
+/** @param {string} family */
+function setFamily(family) {
+  if (run.family === family) return;
+  run.family = family;
+  const purpose = select("purpose"), before = purpose.value, { presets } = schema.families[family];
+  purpose.replaceChildren(...presets.map((/** @type {string} */ name) => make("option", { value: name }, name)), make("option", { value: "" }, "none"));
+  purpose.value = presets.includes(before) ? before : presets.includes("style") ? "style" : presets[0] ?? "";
+}
+
+async function baseChosen() { await tellFamily(input("base").value.trim()); if (run.family) await begin(); }
+
+async function findModels() {
+  const { models } = await ask("models", {});
+  const hub = Object.values(schema.families).flatMap((family) => family.published);
+  by("bases", HTMLElement).replaceChildren(...[...models.map((/** @type {any} */ each) => each.path), ...hub].map((value) => make("option", { value })));
+  by("found", HTMLElement).replaceChildren(...models.slice(0, 12).map((/** @type {any} */ each) => {
+    const button = make("button", { type: "button" }, each.name, make("small", {}, " " + each.title));
+    button.title = each.path;
+    button.addEventListener("click", () => { input("base").value = each.path; baseChosen(); });
+    return button;
+  }));
+}
+
+// ---- another config: dropped, opened, or the example's
+
+/** @param {File} file @param {boolean} [partial] @param {string} [family] */
+async function open(file, partial = false, family = run.family) {
+  await inOrder(async () => {
+    if (file.size > 1 << 20) return say("expected a config of at most 1 MiB", true);
+    let made;
+    try { made = await ask("import", { name: file.name, text: await file.text(), family, partial }); }
+    catch (error) {
+      const message = error instanceof Error ? error.message : String(error);
+      say(message, true);
+      if (message.includes("--partial")) {
+        const button = make("button", { type: "button" }, "take the rest");
+        button.addEventListener("click", () => open(file, true, family));
+        told.append(" ", button);
+      } else if (message.includes("--family")) {
+        const names = Object.entries(schema.families).map(([name, { title }]) => make("option", { value: name }, title));
+        const choice = make("select", { "aria-label": "family of the base model" }, make("option", { value: "" }, "choose the family"), ...names);
+        choice.addEventListener("change", () => open(file, partial, /** @type {HTMLSelectElement} */ (choice).value));
+        told.append(" ", choice);
+      }
+      return;
+    }
+    await opened(made.toml);
+    const lost = [...made.listed, ...made.missing];
+    say(`${file.name}: a config of ${made.from}.` + (lost.length ? ` Without counterpart or to be set: ${lost.join("; ")}` : ""));
+  });
+}
+
+/** @param {string} text */
+async function opened(text) {
+  Object.assign(run, { template: "", sources: {}, preset: {} });
+  const state = await ask("state", { toml: text });
+  take(state);
+  if (state.values?.["model.checkpoint"]) { await tellFamily(state.values["model.checkpoint"]); show(); }
+}
+
+async function example() {
+  await inOrder(async () => {
+    say("making images and a small base");
+    const made = await ask("example", { path: schema.roots[0] });
+    await opened(made.toml);
+    pathTouched = false;
+    say(`an example lies in ${made.folder}`);
+    findModels();
+  });
+}
+
+// ---- the plan
+
+const planSoon = later(plan, 600);
+
+async function plan() {
+  if (!run.toml) return;
+  const text = run.toml;
+  planBox.setAttribute("aria-busy", "true");
+  let found;
+  try { found = await ask("plan", { toml: text, device: select("device").value, page }); }
+  catch (error) { planBox.replaceChildren(make("p", { class: "bad" }, error instanceof Error ? error.message : String(error))); return; }
+  if (text !== run.toml || found.superseded) return;
+  planBox.setAttribute("aria-busy", "false");
+  run.deeper = found.plan ? [] : found.problems.filter((/** @type {Problem} */ each) => !run.problems.some((other) => other.key === each.key && other.message === each.message));
+  show();
+  planBox.replaceChildren(...(found.plan ? planned(found) : refused([...run.problems, ...run.deeper])));
+}
+
+/** @param {Problem[]} problems */
+function refused(problems) {
+  const rows = problems.map((each) => {
+    const link = make("a", { href: form.fields.has(each.key) ? "#key-" + each.key.replace(".", "-") : "#toml" }, each.key || "the text");
+    return make("li", {}, link, ": " + each.message);
+  });
+  return [make("p", { class: "bad" }, `${rows.length} to mend`), make("ul", { class: "problems" }, ...rows)];
+}
+
+/** @param {any} found */
+function planned(found) {
+  const p = found.plan, ms = p.predicted_step_ms;
+  const memory = p.predicted_memory_gib + p.cuda_context_gib, disk = p.cache_gib + p.checkpoints_gib;
+  const lines = found.text.trim().split("\n");
+  /** @type {[string, string][]} */
+  const facts = [
+    ["memory", `${memory.toFixed(2)} GiB`], ["a step", ms === null ? "not predicted for the CPU" : `${ms} ms on ${p.step_time_of}`],
+    ["whole run", ms === null ? "" : duration((ms * p.steps) / 1000)], ["steps", `${p.steps}, ${p.epochs} epochs`],
+    ["images", `${p.images}` + (p.validation_images ? ` and ${p.validation_images} held out` : "")],
+    ["disk", `${disk.toFixed(2)} GiB, ${found.free_disk_gib} are free`], ["trained values", p.trainable_parameters.toLocaleString("en")],
+  ];
+  return [
+    make("p", { class: p.fits === false ? "bad" : "fits" }, lines.at(-1) ?? ""),
+    make("dl", { class: "facts" }, ...facts.filter(([, value]) => value).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))),
+    ...(found.notes.length ? [make("ul", { class: "notes" }, ...found.notes.map((/** @type {string} */ note) => make("li", {}, note)))] : []),
+    make("details", {}, make("summary", {}, "as `--dry-run` says it"), make("pre", { class: "mono", tabindex: "0" }, found.text)),
+  ];
+}
+
+/** @param {number} seconds */
+function duration(seconds) {
+  const minutes = Math.round(seconds / 60);
+  return minutes < 1 ? `${Math.round(seconds)} s` : minutes < 90 ? `${minutes} min` : `${(minutes / 60).toFixed(1)} h`;
+}
+
+/** @param {boolean} force */
+async function write(force) {
+  await inOrder(async () => {
+    const place = by("written", HTMLElement);
+    try {
+      const made = await ask("write", { toml: run.toml, path: input("path").value, device: select("device").value, force });
+      const command = make("code", {}, made.command), copy = make("button", { type: "button" }, "copy");
+      copy.addEventListener("click", () => navigator.clipboard.writeText(made.command));
+      place.replaceChildren(make("p", {}, "Written. This trains it:"), make("p", { class: "command" }, command, " ", copy));
+    } catch (error) {
+      const message = error instanceof Error ? error.message : String(error);
+      place.replaceChildren(make("p", { class: "bad", role: "alert" }, message));
+      if (message.includes("exists already")) {
+        const again = make("button", { type: "button" }, "replace it");
+        again.addEventListener("click", () => write(true));
+        place.append(again);
+      }
+    }
+  });
+}
+
+// ---- what is clicked, typed and dropped
+
+input("base").addEventListener("change", baseChosen);
+input("folder").addEventListener("change", () => (run.toml ? change("data.path", input("folder").value.trim()) : begin()));
+by("choose", HTMLElement).addEventListener("click", () => chooseFolder(input("folder").value, (path) => { input("folder").value = path; input("folder").dispatchEvent(new Event("change")); }));
+for (const id of ["purpose", "card"]) by(id, HTMLElement).addEventListener("change", begin);
+input("name").addEventListener("change", begin);
+input("path").addEventListener("input", () => { pathTouched = true; });
+select("device").addEventListener("change", plan);
+for (const id of ["find", "every"]) by(id, HTMLElement).addEventListener("input", refilter);
+toml.addEventListener("input", later(() => inOrder(async () => { run.toml = toml.value; take(await ask("state", { toml: toml.value })); }), 400));
+by("write", HTMLElement).addEventListener("click", () => write(false));
+by("example", HTMLElement).addEventListener("click", example);
+input("opened").addEventListener("change", () => { const file = input("opened").files?.[0]; if (file) open(file); input("opened").value = ""; });
+for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
+document.addEventListener("drop", (event) => { const file = event instanceof DragEvent && event.dataTransfer?.files[0]; if (file) open(file); });
+
+select("device").value = schema.device;
+refilter();
+await findModels();
+document.body.dataset.ready = "yes";

@@ -1,0 +1,90 @@
+"""What lies below the roots: folders to choose from, base models, and an example to begin with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from flame_train.disk.roots import Roots
+from flame_train.errors import FlameError, shown
+from flame_train.io.hub import resolve_checkpoint
+from flame_train.io.model_search import Search
+from flame_train.models.registry import FAMILIES, family_of
+from flame_train.quickstart.first_run import lay, usable_device
+
+from .pictures import image_count
+
+_MOST: Final = 300  # models, and folders of a list
+EXAMPLE: Final = "example"
+
+
+def folders(path: str, roots: Roots) -> dict[str, Any]:
+    """Returns a folder below the roots with the folders in it; "" stands above all roots. Raises ConfigError."""
+    if not path:
+        return {"path": "", "above": None, "images": 0, "folders": [_folder(root, str(root)) for root in roots.folders]}
+    place = roots.place(path)
+    inside = sorted((e for e in _entries(place) if not e.name.startswith(".") and e.is_dir()), key=lambda e: e.name)
+    listed = [_folder(Path(entry.path), entry.name) for entry in inside if roots.holds(entry.path)]
+    above = "" if place in roots.folders else str(place.parent)
+    return {"path": str(place), "above": above, "folders": listed[:_MOST], "images": _images(place)}
+
+
+def _folder(path: Path, name: str) -> dict[str, Any]:
+    return {"path": str(path), "name": shown(name), "images": _images(path)}
+
+
+def _images(folder: Path) -> int:
+    return image_count([entry.name for entry in _entries(folder)])
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def models(roots: Roots) -> list[dict[str, Any]]:
+    """Returns the base models below the roots, with the family that each one's header tells."""
+    found = []
+    for place in _candidates(roots):
+        try:
+            family = family_of(place)
+        except FlameError:  # a LoRA, a VAE, a damaged file: no base
+            continue
+        found.append({"path": str(place), "name": shown(place.name), "family": family.name, "title": family.title})
+        if len(found) == _MOST:
+            break
+    return found
+
+
+def _candidates(roots: Roots) -> Iterator[Path]:
+    """Yields folders in diffusers' layout and single files; none of what lies in such a folder."""
+    whole = [
+        Path(folder) for root in roots.folders for folder, _, names in os.walk(root) if "model_index.json" in names
+    ]
+    yield from whole
+    for file in Search(roots.folders).files():
+        if not any(file.is_relative_to(folder) for folder in whole):
+            yield file
+
+
+def family_told(base: str, roots: Roots) -> str:
+    """Returns the family of a base model by its file, or what is kept or told of it on the hub. Raises FlameError."""
+    from flame_train.io.addresses import is_address, is_hub_name
+    from flame_train.io.hub import fetching
+
+    if not is_hub_name(base) and not is_address(base):
+        roots.refuse_links_out(roots.place(base))
+    with fetching("headers"):
+        return family_of(resolve_checkpoint(base)).name
+
+
+def example(folder: str, roots: Roots) -> dict[str, str]:
+    """Makes quickstart's images and its small base below a folder. Returns the text of its config."""
+    place = roots.place(os.path.join(folder, EXAMPLE))
+    config = lay(place, usable_device(None), FAMILIES["sdxl"])
+    return {"toml": config.read_text(encoding="utf-8"), "folder": str(place)}
