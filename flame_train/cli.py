@@ -34,11 +34,15 @@ from flame_train.commands.parameters import (
     DeviceOrBest,
     Force,
     Group,
+    Precision,
     Prediction,
     Quantize,
     QwenEdit,
+    Sampler,
     SkipUnknown,
+    Spacing,
     T5Padding,
+    TextPrecision,
     card_size,
     described,
     families_from,
@@ -249,13 +253,10 @@ def sample(
     guidance_scale: Annotated[
         float, typer.Option("--guidance-scale", min=0.0, help="Guidance; 0: the model's own.")
     ] = 0.0,
-    sampler: Annotated[
-        str, typer.Option("--sampler", help="As sample.sampler in a config; SD3 and Flux take euler and heun.")
-    ] = "euler",
+    sampler: Sampler = "euler",
+    spacing: Spacing = "auto",
     prediction: Prediction = "epsilon",
-    precision: Annotated[
-        Literal["fp32", "bf16", "fp16"], typer.Option("--precision", help="As train.precision in a config.")
-    ] = "bf16",
+    precision: Precision = "bf16",
     quantize: Quantize = "off",
     arithmetic: Arithmetic = "bf16",
     vae: Annotated[str, typer.Option("--vae", help="Another VAE, or one for a base model without.")] = "",
@@ -266,10 +267,7 @@ def sample(
     clip_g: Annotated[str, typer.Option("--clip-g", help="CLIP-G for a base model without (SD3).")] = "",
     t5: Annotated[str, typer.Option("--t5", help="T5-XXL for a base model without (SD3, Flux).")] = "",
     t5_vocabulary: Annotated[str, typer.Option("--t5-vocabulary", help="Its spiece.model or tokenizer.json.")] = "",
-    text_precision: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "nf4"],
-        typer.Option("--text-precision", help="As text_encoders.precision in a config."),
-    ] = "auto",
+    text_precision: TextPrecision = "auto",
     qwen3: Annotated[str, typer.Option("--qwen3", help="Qwen3 for a base model without one.")] = "",
     qwen3_tokens: Annotated[int, typer.Option("--qwen3-tokens", help="As text_encoders.qwen3_tokens.")] = 512,
     t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As text_encoders.t5_tokens; 0: the family's own.")] = 0,
@@ -327,6 +325,7 @@ def sample(
         steps=steps,
         guidance_scale=guidance_scale,
         sampler=sampler,
+        spacing=spacing,
         prediction=prediction,
         precision=precision,
         quantize=quantize,

@@ -172,6 +172,19 @@ QwenEdit = Annotated[
 T5Padding = Annotated[
     Literal["seen", "zeros", "masked"], typer.Option("--t5-padding", help="As text_encoders.t5_padding.")
 ]
+Sampler = Annotated[
+    str, typer.Option("--sampler", help="As sample.sampler in a config; SD3 and Flux take euler and heun.")
+]
+Precision = Annotated[
+    Literal["fp32", "bf16", "fp16"], typer.Option("--precision", help="As train.precision in a config.")
+]
+TextPrecision = Annotated[
+    Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "nf4"],
+    typer.Option("--text-precision", help="As text_encoders.precision in a config."),
+]
+Spacing = Annotated[
+    Literal["auto", "leading", "trailing"], typer.Option("--spacing", help="As sample.spacing in a config (SDXL).")
+]
 SkipUnknown = Annotated[bool, typer.Option("--skip-unknown", help="Leave out parts of a LoRA that are not read here.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 

@@ -17,6 +17,8 @@ from flame_train.config.key_rules import (
     objective_problem,
     offload_problem,
     rank_exponent_problem,
+    spacing_problem,
+    zero_terminal_snr_problem,
 )
 from flame_train.config.keys import keys
 from flame_train.config.prompts import Prompt
@@ -209,14 +211,6 @@ def _normalize(config: Config) -> str | None:
     return None
 
 
-def _zero_terminal_snr(config: Config) -> str | None:
-    if not config.loss.zero_terminal_snr or config.model.prediction == "v":
-        return None
-    if config.model.prediction == "flow":
-        return 'means nothing with model.prediction = "flow", which has no noise schedule; remove it'
-    return 'expected model.prediction = "v" with it: an epsilon model learns nothing from pure noise'
-
-
 def _timestep_span(config: Config) -> str | None:
     low, high = config.loss.min_timestep, config.loss.max_timestep
     if low >= high:
@@ -387,7 +381,8 @@ def checks() -> Iterator[Check]:
     yield Check(("memory.budget",), lambda config: budget_problem(config.memory.budget))
     yield Check(("output.hub", "output.hub_public"), hub_problem)
     yield Check(("sample.guidance_scale",), _guidance)
-    yield Check(("loss.zero_terminal_snr", "model.prediction"), _zero_terminal_snr)
+    yield Check(("loss.zero_terminal_snr", "model.prediction"), zero_terminal_snr_problem)
+    yield Check(("sample.spacing", "model.prediction"), spacing_problem)
     yield Check(("loss.min_timestep", "loss.max_timestep", "loss.timestep_sampling"), _timestep_span)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.keys import keys
 from flame_train.config.schema import Config
@@ -113,3 +115,20 @@ def contrastive_schedule_problem(config: Config) -> str | None:
     """Says what is wrong with loss.contrastive_schedule."""
     idle = config.loss.contrastive_schedule != "constant" and config.loss.contrastive_scale == "off"
     return "expected loss.contrastive_scale with it, which is off" if idle else None
+
+
+_NO_SCHEDULE: Final = 'means nothing with model.prediction = "flow", which has no noise schedule; remove it'
+
+
+def zero_terminal_snr_problem(config: Config) -> str | None:
+    """Says what is wrong with loss.zero_terminal_snr."""
+    if not config.loss.zero_terminal_snr or config.model.prediction == "v":
+        return None
+    if config.model.prediction == "flow":
+        return _NO_SCHEDULE
+    return 'expected model.prediction = "v" with it: an epsilon model learns nothing from pure noise'
+
+
+def spacing_problem(config: Config) -> str | None:
+    """Says what is wrong with sample.spacing."""
+    return _NO_SCHEDULE if config.sample.spacing != "auto" and config.model.prediction == "flow" else None

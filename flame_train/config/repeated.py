@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import field_validator
 
@@ -114,6 +114,14 @@ class SampleSection(Repeated):
         le=1000,
         free=True,
         aka=("cfg_scale", "guidance"),
+    )
+    spacing: Literal["auto", "leading", "trailing"] = field(
+        "auto",
+        "timesteps of models with a noise schedule: leading, as SDXL is published, or trailing, which begins at pure "
+        "noise as Lightning, Turbo and Hyper-SD want it; auto: trailing with loss.zero_terminal_snr or where the "
+        "checkpoint's folder says so, else leading",
+        free=True,
+        aka=("timestep_spacing",),
     )
     seed: int = field(42, "seed of the first image; the next has the next", ge=0, le=2**63 - 1, free=True)
     width: int = field(

@@ -64,6 +64,7 @@ def sample(
     steps: int,
     guidance_scale: float,
     sampler: Any,
+    spacing: Any = "auto",
     prediction: Any,
     precision: Any,
     seed: int,
@@ -94,7 +95,7 @@ def sample(
         loras: the LoRAs' files, in any naming, for the text encoders too, each with the factor of its update.
         negative: the negative prompt.
         steps, guidance_scale: of the sampler; 0: the model's own.
-        sampler: the name of the sampler.
+        sampler, spacing: the name of the sampler, and of its timesteps' spacing.
         prediction: "epsilon" or "v".
         precision: dtype of the networks.
         width, height: size of an image, in pixels; 0: that of the first control image, or 1024.
@@ -140,6 +141,7 @@ def sample(
             "steps": steps,
             "guidance_scale": guidance_scale,
             "sampler": sampler,
+            "spacing": spacing,
             "seed": seed,
             "width": width,
             "height": height,
@@ -218,6 +220,7 @@ def _settings(request: Request) -> dict[str, Any]:
         "sampler": request.sampler,
         "seed": request.seed,
         "strength": request.strength,
+        **({"spacing": request.spacing} if request.spacing else {}),
         **({"negative": request.negative} if request.negative else {}),
     }
 

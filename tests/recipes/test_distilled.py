@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,27 @@ def test_a_base_is_drawn_before_training_as_it_is_and_by_the_other_model(train_s
     assert (tmp_path / "both/samples/step-000000.png").read_bytes() != plain.read_bytes()
     assert train_small("zimage", *settings(*other, "sample.first=false", f"output.dir={tmp_path / 'no'}")) == 0
     assert [path.name for path in (tmp_path / "no/samples").iterdir()] == ["step-000003.png"]
+
+
+SINCE = r"(first|spacing|contrastive_\w+|min_rank|rank_exponent|training_adapter_strength|train_distilled) = .*\n"
+"""The lines of a run's config that a version before these keys did not write."""
+
+
+def test_a_run_of_an_older_version_goes_on_without_a_grid_of_step_0(train_small: Train, tmp_path: Path) -> None:
+    asked = (*SAMPLED[:4], "checkpoint.every=2", "schedule.name=constant", "sample.every=2")
+    assert train_small("zimage", *settings(*asked, "train.steps=4", f"output.dir={tmp_path / 'whole'}")) == 0
+    old = (*asked, f"output.dir={tmp_path / 'old'}")
+    assert train_small("zimage", *settings(*old, "train.steps=2", "sample.first=false")) == 0
+    config = tmp_path / "old/config.toml"
+    before = config.read_text()
+    config.write_text(re.sub(rf"(?m)^{SINCE}", "", before))
+    assert len(config.read_text().splitlines()) == len(before.splitlines()) - 8
+    assert train_small("zimage", *settings(*old, "train.steps=4")) == 0
+    assert [path.name for path in sorted((tmp_path / "old/samples").iterdir())] == [
+        "step-000002.png",
+        "step-000004.png",
+    ]
+    assert trained(tmp_path / "old") == trained(tmp_path / "whole")
 
 
 def trained(run: Path) -> dict[str, bytes]:

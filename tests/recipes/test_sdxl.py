@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+from flame_train.engine import tensor
 from flame_train.engine.shape_run import H100
 from flame_train.errors import ConfigError
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.registry import FAMILIES
+from flame_train.models.registry import FAMILIES, Opening
 from flame_train.run.check.check_run import check
 from flame_train.run.commands.describe import describe
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
+from flame_train.run.sampling.draw import sampler_spec
+from flame_train.run.sampling.requests import requests
 from flame_train.run.train.step_state import load_denoiser
 from flame_train.training.session import StopRequest
 
@@ -31,6 +36,54 @@ def test_a_model_that_says_it_predicts_v_is_not_trained_on_the_noise(
             check(config, FAMILIES["sdxl"])
     else:
         check(config, FAMILIES["sdxl"])
+
+
+@pytest.mark.filterwarnings("ignore")  # of diffusers
+@pytest.mark.parametrize(
+    ("stated", "asked", "more", "spacing"),
+    [
+        (None, "auto", {}, "leading"),
+        (None, "trailing", {}, "trailing"),
+        ("trailing", "auto", {}, "trailing"),
+        ("trailing", "leading", {}, "leading"),
+        (None, "auto", {"rescale_betas_zero_snr": True}, "trailing"),
+    ],
+)
+def test_timesteps_are_spaced_as_diffusers_spaces_them(
+    small_base, small_config, tmp_path, stated, asked, more, spacing
+):
+    """SDXL Turbo's folder says trailing; a schedule of zero terminal SNR wants it."""
+    diffusers = pytest.importorskip("diffusers")
+    zero = bool(more)
+    shared = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1, **more}
+    reference = diffusers.EulerDiscreteScheduler(timestep_spacing=spacing, **shared)
+    reference.set_timesteps(3)
+    model = {"checkpoint": str(small_base), "prediction": "v" if zero else "epsilon"}
+    sample = {"spacing": asked, "prompts": ("a",), "steps": 3, "guidance_scale": 1.0}
+    config = small_config(model=model, loss={"zero_terminal_snr": zero}, sample=sample)
+    opened = FAMILIES["sdxl"].open(Opening(small_base, config.model, config.text_encoders, 77))
+    if stated:
+        (tmp_path / "scheduler").mkdir()
+        (tmp_path / "scheduler/scheduler_config.json").write_text(json.dumps({"timestep_spacing": stated}))
+        parts = FAMILIES["sdxl"].files.parts(small_base, ["unet", "vae", "text_encoder", "text_encoder_2"])
+        opened = FAMILIES["sdxl"].assemble(parts, Opening(tmp_path, config.model, config.text_encoders, 77))
+    (wanted,) = requests(config.sample, 64, opened)
+    path = sampler_spec(wanted, config.model, config.loss, opened, device="cpu", dtype="fp32").path
+    assert [int(t) for t in path.times] == reference.timesteps.tolist()
+    np.testing.assert_allclose(path.levels, reference.sigmas.numpy(), rtol=1e-5)
+    assert path.begin(tensor(np.ones(1, np.float32))).numpy()[0] == pytest.approx(float(reference.init_noise_sigma))
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "said"),
+    [
+        ("sdxl", ["--set", "model.prediction=flow"], 'means nothing with model.prediction = "flow"'),
+        ("flux", [], "it has no effect on Flux"),
+    ],
+)
+def test_a_spacing_is_refused_where_no_timesteps_are(train_small, capsys, tmp_path, family, more, said):
+    assert train_small(family, *more, "--set", "sample.spacing=trailing", f"--set=output.dir={tmp_path / 'run'}") == 2
+    assert f"sample.spacing: {said}" in capsys.readouterr().err
 
 
 def test_the_blocks_that_a_config_chooses_are_checkpointed(small_config):

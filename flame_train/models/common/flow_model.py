@@ -15,6 +15,7 @@ from flame_train.data.buckets import Size
 from flame_train.diffusion.flow import FlowObjective, FlowPath, Shift, constant_shift
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import Noise
+from flame_train.diffusion.noise_schedule import Spacing
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.engine import Tensor, nn
@@ -79,7 +80,9 @@ class FlowModel(Model):
         out: Tensor = network(x, t, cond["qwen3"], cond["qwen3_rows"])
         return out
 
-    def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> FlowPath:
+    def path(
+        self, model: ModelSection, loss: LossSection, steps: int, size: Size, spacing: Spacing | None = None
+    ) -> FlowPath:
         h, w, _ = self.vae.latent_shape(size)
         return self.path_kind(self.sigmas(steps, h * w // self.patch**2))
 

@@ -13,6 +13,7 @@ from flame_train.adapters.targets import Presets
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
 from flame_train.data.padding import Paddings
+from flame_train.diffusion.noise_schedule import Spacing
 from flame_train.diffusion.objectives import TrainingObjective
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.samplers import Path as SamplingPath
@@ -124,11 +125,16 @@ class Model(ABC):
         """Returns the training objective."""
 
     @abstractmethod
-    def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> SamplingPath:
+    def path(
+        self, model: ModelSection, loss: LossSection, steps: int, size: Size, spacing: Spacing | None = None
+    ) -> SamplingPath:
         """Returns the way from noise to an image of a size: the noise levels, and how the network is asked at each.
 
         Args:
+            model, loss: of the config.
+            steps: how many.
             size: (height, width) of an image, in pixels.
+            spacing: of the timesteps, for a model with a noise schedule; None: the model's own.
 
         Raises:
             ConfigError: `steps` does not fit the schedule.

@@ -15,7 +15,7 @@ from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.flow import NO_SHIFT, FlowObjective, FlowPath, constant_shift, static_sigmas
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import Noise
-from flame_train.diffusion.noise_schedule import NoiseSchedule
+from flame_train.diffusion.noise_schedule import NoiseSchedule, Spacing
 from flame_train.diffusion.objectives import Objective, TrainingObjective
 from flame_train.diffusion.samplers import Path as SamplingPath
 from flame_train.diffusion.samplers.noise_path import NoisePath
@@ -24,7 +24,7 @@ from flame_train.diffusion.weightings import WEIGHTINGS, Weighting
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ConfigError
-from flame_train.models.common.family import Family, Networks, Opening
+from flame_train.models.common.family import Family, Networks, Opening, stated_in
 from flame_train.models.common.model import Example, Model, SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec, copy_small_sdxl
 from flame_train.models.sdxl import names
@@ -47,6 +47,8 @@ class SdxlModel(Model):
     """Times are timesteps from 0 to 999. The network is conditioned on sizes and crops too."""
 
     flow = False
+    spacing: Spacing = "leading"
+    """Of the timesteps, as a folder's scheduler states it."""
 
     @property
     def unet(self) -> UNet:
@@ -80,9 +82,12 @@ class SdxlModel(Model):
             device=device,
         )
 
-    def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> SamplingPath:
+    def path(
+        self, model: ModelSection, loss: LossSection, steps: int, size: Size, spacing: Spacing | None = None
+    ) -> SamplingPath:
         assert model.prediction != "flow"
-        return NoisePath(noise_schedule(loss), steps, model.prediction)
+        usual: Spacing = "trailing" if loss.zero_terminal_snr else self.spacing
+        return NoisePath(noise_schedule(loss), steps, model.prediction, spacing or usual)
 
     def loss_problems(
         self, loss: LossSection, weighting: type[Weighting], sampling: type[TimestepSampling]
@@ -125,7 +130,9 @@ class SdxlFlowModel(SdxlModel):
             device,
         )
 
-    def path(self, model: ModelSection, loss: LossSection, steps: int, size: Size) -> SamplingPath:
+    def path(
+        self, model: ModelSection, loss: LossSection, steps: int, size: Size, spacing: Spacing | None = None
+    ) -> SamplingPath:
         return FlowPath(static_sigmas(steps, loss.shift or _FLOW_SHIFT))
 
 
@@ -157,6 +164,7 @@ class SdxlFamily(Family):
     lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"clip_l": "text_encoder", "clip_g": "text_encoder_2"})
     unsupported = ("loss.guidance_scale",)
+    own_keys = ("sample.spacing",)
     published = MappingProxyType(
         {
             "sdxl": lambda: _networks(UNetArch.sdxl(), ClipArch.clip_l(), ClipArch.bigg(), VaeArch.sdxl()),
@@ -196,6 +204,7 @@ class SdxlFamily(Family):
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> SdxlModel:
         text, windows = opening.text, opening.max_tokens // CHUNK
         clip_l, clip_g, base = parts["text_encoder"], parts["text_encoder_2"], opening.base
+        stated = stated_in(base, "scheduler/scheduler_config.json")
         return (SdxlFlowModel if opening.model.prediction == "flow" else SdxlModel)(
             name=self.name,
             title=self.title,
@@ -207,6 +216,7 @@ class SdxlFamily(Family):
             ),
             lora_names=names.lora_family(),
             presets=UNET_PRESETS,
+            spacing="trailing" if stated.values.get("timestep_spacing") == "trailing" else "leading",
         )
 
     def open(self, opening: Opening) -> Model:

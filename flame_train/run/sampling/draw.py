@@ -62,7 +62,7 @@ def sampler_spec(
     """
     return SamplerSpec(
         SAMPLERS[request.sampler](),
-        model.path(base, loss, request.steps, request.size),
+        model.path(base, loss, request.steps, request.size, request.spacing),
         model.classifier_free_guidance(request.guidance_scale),
         request.seed,
         model.vae.latent_shape(request.size),

@@ -14,6 +14,7 @@ from flame_train.data.buckets import Size
 from flame_train.data.companion_files import Control
 from flame_train.data.images import probe
 from flame_train.data.views import View, ViewedImage
+from flame_train.diffusion.noise_schedule import Spacing
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.errors import ConfigError, DataError, shown
 from flame_train.io.addresses import local_place
@@ -54,6 +55,8 @@ class Request:
     guidance_scale: float
     sampler: str
     strength: float
+    spacing: Spacing | None = None
+    """Of its timesteps; None: the model's own."""
     control: tuple[str, ...] = ()
     """The files of its control images."""
     images: tuple[ViewedImage, ...] = ()
@@ -89,6 +92,7 @@ def requests(
             guidance_scale=p.guidance_scale or sample.guidance_scale,
             sampler=p.sampler or SAMPLERS.chosen(sample).name,
             strength=1.0 if p.strength is None else p.strength,
+            spacing=None if sample.spacing == "auto" else sample.spacing,
             control=_control_of(p, sample),
             images=tuple(
                 ViewedImage(file.path, file.sha256, View(model.controls.placed(file.size, resolution)))
@@ -178,7 +182,7 @@ def _problems(request: Request, base: ModelSection, loss: LossSection, model: Mo
     if problem := model.sampler_problem(request.sampler):
         wrong.append(("sampler", problem))
     try:
-        model.path(base, loss, request.steps, request.size)
+        model.path(base, loss, request.steps, request.size, request.spacing)
     except ConfigError as error:
         wrong.append(("steps", str(error).removeprefix("sample.steps: ")))
     return wrong

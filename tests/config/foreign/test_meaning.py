@@ -136,6 +136,12 @@ MEANT = {
         tuner(report_to="all", tracker_project_name="foxes"),
         {"output.tensorboard": True, "output.wandb": "foxes"},
     ),
+    "its timesteps of SDXL begin at pure noise": (tuner(model_family="sdxl"), {"sample.spacing": "trailing"}),
+    "unless they are spaced otherwise": (
+        tuner(model_family="sdxl", inference_scheduler_timestep_spacing="leading"),
+        {"sample.spacing": "leading"},
+    ),
+    "its Flux has no timesteps": (tuner(), {"sample.spacing": None}),
     "its AdamW has an eps of its own": (tuner(optimizer="bnb-adamw8bit"), {"optimizer.eps": 1e-6}),
     "its Prodigy has decays of its own": (tuner(optimizer="prodigy"), {"optimizer.betas": [0.9, 0.99]}),
     "Flux's shift follows the size of an image": (
