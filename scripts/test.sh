@@ -49,6 +49,10 @@ if [ -n "$quick" ]; then
   exit
 fi
 
+# The scripts of the pages, where there is Node.
+if command -v npx >/dev/null; then
+  npx --yes --package typescript@7.0.2 -- tsc -p jsconfig.json
+fi
 # Beside each other, each with a cache of its own.
 .venv/bin/mypy &
 posix=$!

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
@@ -19,14 +18,15 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 
 from flame_train.disk.open_folder import folder_below
-from flame_train.errors import shown
+from flame_train.errors import counted, shown
+from flame_train.training.log import KEPT
 
-from . import sections
-from .charts import charts_of, charts_of_runs
+from . import comparison, sections
+from .charts import AXES, Drawing, charts_of, charts_of_runs
 from .frame import header, mark, page_file
+from .gallery import GridImage, samples
 from .library import Library
 from .run_reader import RunView
-from .sections import SECTIONS, GridImage, loss_of, sample_image, state_of, validation_of
 from .svg import Element, element, html
 from .trained_images import TrainedImage
 
@@ -34,85 +34,15 @@ MOST: Final = 8
 """Runs that are compared at once: as many as there are colours."""
 
 
-def table(views: Sequence[RunView], link: Callable[[str], str], *, choose: bool = True) -> Element:
-    """Returns a row for each run; with `choose` each has a box that puts it into a comparison."""
-    names = ("", "run", "state", "step", "loss", "validation loss", "samples")[0 if choose else 1 :]
-    head = element("tr", *[element("th", name, scope="col") for name in names])
-    rows = []
-    for view in views:
-        box = element("input", type="checkbox", name="name", value=view.name, aria_label=f"compare {view.name}")
-        total = f" of {view.steps}" if view.steps else ""
-        cells = [
-            element("td", element("a", view.name, href=link(view.name))),
-            element("td", state_of(view)),
-            element("td", f"{view.step}{total}"),
-            element("td", loss_of(view)),
-            element("td", validation_of(view)),
-            element("td", f"{len(view.grids)} grids"),
-        ]
-        rows.append(element("tr", element("td", box) if choose else None, *cells))
-    listed = element("table", element("thead", head), element("tbody", *rows), class_="runs")
-    return element("section", element("div", listed, class_="scroll", tabindex=0), id="runs")
-
-
-def samples(views: Sequence[RunView], image: Callable[[RunView, str], GridImage]) -> Element:
-    """Returns the last grid of each run, by prompts that any of them has; runs are rows."""
-    texts = list(dict.fromkeys(prompt.text for view in views for prompt in view.prompts))
-    rows = []
-    for number, view in enumerate(views):
-        if not view.grids:
-            continue
-        grid = view.grids[-1]
-        prompts = [prompt.text for prompt in view.prompts]
-        small, large = image(view, "small"), image(view, "full")
-        cells = []
-        for column, text in enumerate(texts):
-            i = prompts.index(text) if text in prompts and len(grid.boxes) == len(prompts) else None
-            if i is None:
-                cells.append(element("td", "no image"))
-                continue
-            label = f"{view.name}, step {grid.step}: {text}"
-            cells.append(sample_image(small(grid.step, i), large(grid.step, i), number, column, label, grid.boxes[i]))
-        rows.append(element("tr", element("th", f"{view.name}, step {grid.step}", scope="row"), *cells))
-    head = element("tr", element("th", "run", scope="col"), *[element("th", text, scope="col") for text in texts])
-    drawn = element("table", element("thead", head), element("tbody", *rows), class_="grid")
-    return element(
-        "section",
-        element("h2", "Last samples"),
-        element("div", drawn, class_="scroll", tabindex=0, role="region", aria_label="samples by run and prompt")
-        if rows
-        else element("p", "No sample images were drawn."),
-        id="samples",
-    )
-
-
-def settings(views: Sequence[RunView]) -> Element:
-    """Returns the keys whose values differ between the runs."""
-    paths = dict.fromkeys(setting.path for view in views for setting in view.settings)
-    rows = []
-    for path in paths:
-        values = [view.setting(path) for view in views]
-        if len(set(values)) > 1:
-            rows.append(element("tr", element("th", path, scope="row"), *[element("td", value) for value in values]))
-    head = element("tr", element("th", "key", scope="col"), *[element("th", view.name, scope="col") for view in views])
-    listed = element("table", element("thead", head), element("tbody", *rows), class_="config")
-    return element(
-        "section",
-        element("h2", "Settings that differ"),
-        element("div", listed, class_="scroll", tabindex=0) if rows else element("p", "None differs."),
-        id="config",
-    )
-
-
 PAGES: Final = {"runs": "/"}
 """The pages that the head of each leads to, by name."""
 
-_POINTS: Final = 2000  # of a line
-_ROWS: Final = 100  # images of the dataset on a page
+_POINTS: Final = 1000  # of a line
+_ROWS: Final = 20  # images of the dataset on a page
 _LONGEST: Final = 200  # characters of what is looked for
 _CHUNK: Final = 1 << 20
 _KINDS: Final = {"css": "text/css", "js": "text/javascript"}
-_TEMPLATES: Final = ("layout.html", "run.html", "runs.html", "compare.html", "curves.html")
+_TEMPLATES: Final = ("layout.html", "live.html", "runs.html")
 
 
 class NotFound(Exception):
@@ -153,50 +83,39 @@ class Pages:
         if len(names) == 1:
             return RedirectResponse(_path("/run", name=names[0]))
         views = [view for name in names if (view := self._library.view(name))]
-        rows = Markup(html(table(views, lambda name: _path("/run", name=name))))
-        return self._page("runs.html", header(links=self._links, here="runs"), title="runs", table=rows)
+        table = Markup(html(comparison.runs(views, _run, lambda view: _sample(view, "small")(view.grids[-1], 0))))
+        return self._page("runs.html", header(links=self._links, here="runs"), title="runs", table=table)
 
     def run(self, request: Request) -> Response:
-        """Returns a run's page, which fills itself from `run.json`."""
-        view = self._view(request)
-        return self._page("run.html", header(links=self._links | SECTIONS), title=view.name, name=view.name)
+        """Returns a run's page, which the browser then keeps new from `run.json`."""
+        view, how = self._view(request), _drawing(request)
+        parts = _parts(view)
+        curves = sections.curves(charts_of(view, _POINTS, how), how, tools=True)
+        images = sections.dataset(view, [])
+        body = [parts["summary"], parts["samples"], curves, images, parts["config"], parts["files"]]
+        top = header(parts["status"], links=self._links | sections.SECTIONS)
+        return self._live("/run.json", top, body, title=view.name, names=[view.name])
 
     def run_data(self, request: Request) -> Response:
-        """Returns the charts and sections of a run, or that they are as the browser has them."""
-        view = self._view(request)
-        data: dict[str, Any] = {
-            "running": view.status.get("state") == "running",
-            "charts": [chart.to_json() for chart in charts_of(view, _POINTS, **_smoothing(request))],
-            "sections": {
-                "summary": html(sections.summary(view, live=True)),
-                "samples": html(
-                    sections.samples(view, _sample(view, "small"), _sample(view, "full"), control=_control(view))
-                ),
-                "config": html(sections.config(view.settings)),
-                "files": html(sections.files(view, live=True, link=_file(view))),
-            },
-            "dataset": _digest(repr(view.images_written)),
-        }
-        return _unless_same(request, data)
+        """Returns the sections of a run, or that they are as the browser has them."""
+        view, how = self._view(request), _drawing(request)
+        parts = _parts(view) | {"plots": sections.plots(charts_of(view, _POINTS, how), how)}
+        return _unless_same(request, [view], parts, {"dataset": _digest(repr(view.images_written))})
 
     def compare(self, request: Request) -> Response:
-        """Shows several runs side by side."""
-        names = [view.name for view in self._views(request)]
-        return self._page("compare.html", header(links=self._links), title="comparison of runs", names=names)
+        """Shows several runs side by side: charts over each other, samples and what differs in their configs."""
+        views, how = self._views(request), _drawing(request)
+        parts = _compared(views)
+        curves = sections.curves(charts_of_runs(views, _POINTS, how), how, tools=True, shared=True)
+        top = header(element("h1", counted(len(views), "run")), links=self._links)
+        body = [parts["runs"], parts["samples"], curves, parts["config"]]
+        return self._live("/compare.json", top, body, title="comparison of runs", names=[view.name for view in views])
 
     def compare_data(self, request: Request) -> Response:
-        """Returns the charts of several runs over each other, their samples and what differs in their configs."""
-        views = self._views(request)
-        data = {
-            "running": any(view.status.get("state") == "running" for view in views),
-            "charts": [chart.to_json() for chart in charts_of_runs(views, _POINTS, **_smoothing(request))],
-            "sections": {
-                "runs": html(table(views, lambda name: _path("/run", name=name), choose=False)),
-                "samples": html(samples(views, lambda view, size: _sample(view, size))),
-                "config": html(settings(views)),
-            },
-        }
-        return _unless_same(request, data)
+        """Returns the sections of a comparison, or that they are as the browser has them."""
+        views, how = self._views(request), _drawing(request)
+        plots = sections.plots(charts_of_runs(views, _POINTS, how), how, shared=True)
+        return _unless_same(request, views, _compared(views) | {"plots": plots}, {})
 
     def dataset(self, request: Request) -> Response:
         """Shows a page of the images of the dataset: those that have a text in file or caption, in an order."""
@@ -217,8 +136,8 @@ class Pages:
         """Returns an image of a sample grid."""
         view, full = self._view(request), request.query_params.get("size") == "full"
         try:
-            step, prompt = _whole(request, "step", -1), _whole(request, "prompt", -1)
-            raw = self._library.sample(view, step, prompt, full)
+            file, prompt = request.query_params.get("grid", ""), _whole(request, "prompt", -1)
+            raw = self._library.sample(view, file, prompt, full)
         except OSError:
             raise NotFound from None
         return _kept(raw, "image/png" if full else "image/jpeg")
@@ -257,16 +176,18 @@ class Pages:
         return StreamingResponse(chunks, media_type="application/octet-stream", headers=headers)
 
     def asset(self, request: Request) -> Response:
-        """Returns the style and the scripts: ours, and Plotly's out of its package."""
+        """Returns the style, the scripts and the mark."""
         name = request.path_params["name"]
-        if name == "plotly.js":
-            return _kept(_plotly(), "text/javascript")
         if name == "mark.svg":
             return _kept(html(mark(xmlns="http://www.w3.org/2000/svg")).encode(), "image/svg+xml")
         if name not in ("page.css", "page.js", "live.js"):
             raise NotFound
         kind = _KINDS[name.rpartition(".")[2]]
         return Response(page_file(name), media_type=kind, headers={"Cache-Control": "no-cache"})
+
+    def _live(self, source: str, top: Element, body: Sequence[Element], **values: Any) -> Response:
+        """Returns a page that its script keeps new."""
+        return self._page("live.html", top, source=source, body=Markup(html(*body)), **values)
 
     def _page(self, template: str, top: Element, **values: Any) -> Response:
         """Renders a template below a head."""
@@ -287,26 +208,44 @@ class Pages:
         return views
 
 
-@functools.cache
-def _plotly() -> bytes:
-    from plotly.offline import get_plotlyjs
+def _parts(view: RunView) -> dict[str, Element]:
+    """Returns the sections of a run's page that change as it goes on, but for the charts."""
+    small, large = _sample(view, "small"), _sample(view, "full")
+    return {
+        "status": sections.status(view, live=True),
+        "summary": sections.summary(view, _file(view)),
+        "samples": samples(view, small, large, control=_control(view)),
+        "config": sections.config(view.settings),
+        "files": sections.files(view, live=True, link=_file(view)),
+    }
 
-    return get_plotlyjs().encode()
+
+def _compared(views: Sequence[RunView]) -> dict[str, Element]:
+    """Returns the sections of a comparison, but for the charts."""
+    small, large = (lambda view: _sample(view, "small")), (lambda view: _sample(view, "full"))
+    return {
+        "runs": comparison.runs(views, _run, choose=False),
+        "samples": comparison.samples(views, small, large),
+        "config": comparison.settings(views),
+    }
 
 
 def _path(page: str, **query: str | int) -> str:
     return f"{page}?{urlencode(query)}"
 
 
+def _run(view: RunView) -> str:
+    return _path("/run", name=view.name)
+
+
 def _file(view: RunView) -> Callable[[str], str]:
     return lambda path: _path("/file", name=view.name, path=shown(path))
 
 
-def _sample(view: RunView, size: str) -> sections.GridImage:
+def _sample(view: RunView, size: str) -> GridImage:
     """Returns where the images of a run's grids are; the time of a grid in it lets the browser keep them."""
-    written = {grid.step: grid.written for grid in view.grids}
-    return lambda step, prompt: _path(
-        "/sample", name=view.name, step=step, prompt=prompt, size=size, written=written[step]
+    return lambda grid, prompt: _path(
+        "/sample", name=view.name, grid=grid.file, prompt=prompt, size=size, written=grid.written
     )
 
 
@@ -325,19 +264,26 @@ def _whole(request: Request, name: str, otherwise: int) -> int:
     return int(text) if text.isdecimal() and text.isascii() and len(text) < 12 else otherwise
 
 
-def _smoothing(request: Request) -> dict[str, float]:
-    percent = _whole(request, "smoothing", -1)
-    return {"smoothing": percent / 1000} if 0 <= percent < 1000 else {}
+def _drawing(request: Request) -> Drawing:
+    """Returns how the charts are asked for."""
+    percent, axis = _whole(request, "smoothing", -1), request.query_params.get("axis", "")
+    smoothing = percent / 1000 if 0 <= percent < 1000 else KEPT
+    return Drawing(smoothing, axis if axis in AXES else "fitted", _whole(request, "first", 0))
 
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def _unless_same(request: Request, data: Mapping[str, Any]) -> Response:
+def _unless_same(
+    request: Request, views: Sequence[RunView], parts: Mapping[str, Element], more: Mapping[str, Any]
+) -> Response:
+    """Returns the sections as HTML, or that they are those whose digest the browser has."""
+    running = any(view.status.get("state") == "running" for view in views)
+    data = {**more, "running": running, "sections": {name: html(part) for name, part in parts.items()}}
     digest = _digest(data)
     if request.query_params.get("have") == digest:
-        return _json({"same": True, "running": data["running"]})
+        return _json({"same": True, "running": running})
     return _json({**data, "digest": digest})
 
 

@@ -1,12 +1,11 @@
-"""The charts of a page, as data: `svg.py` and Plotly draw the same lines."""
+"""The charts of a page, as data; `svg.py` draws them."""
 
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from flame_train.training.log import KEPT
 
@@ -14,11 +13,14 @@ from .curves import Curve
 from .run_reader import RunView
 from .trained_images import Band
 
-_GIB: Final = 2**30
 _BAND: Final = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
 _COARSE: Final = 4  # bands of the log that are one line: 20 of them would be too many
 _SHOWN: Final = frozenset(("loss", "lr", "grad_norm", "images_per_s", "memory"))
 _NOT_DRAWN: Final = frozenset(("step", "epoch", "skipped", "data_wait_ms", "loss_scale"))
+_APART: Final = 20.0  # times: lines that lie so far from each other would be flat on a linear axis
+
+AXES: Final = {"fitted": "fitted", "zero": "from 0", "log": "logarithmic"}
+"""How the values' axis may be: by its name in an address, in words. A fitted one is logarithmic for lines far apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,59 +36,81 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart: a heading, what the axes show, and lines. `log` asks for a logarithmic axis of values."""
+    """A chart: a heading, what the axes show, and lines.
+
+    `best` is the point that is marked as the best. `minor` charts are folded away.
+    """
 
     name: str
     title: str
     lines: tuple[Line, ...]
     x_title: str = "step"
     note: str = ""
-    log: bool = False
+    best: tuple[float, float] | None = None
+    minor: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the chart as JSON has it."""
-        return asdict(self)
+    @property
+    def apart(self) -> bool:
+        """Whether the lines lie so far from each other that a linear axis would show the lower ones as flat."""
+        middles = [sorted(line.y)[len(line.y) // 2] for line in self.lines if line.y and not line.faint]
+        lowest = min((y for line in self.lines for y in line.y), default=0.0)
+        return lowest > 0.0 and max(middles) > _APART * min(middles)
 
 
-def charts_of(view: RunView, most: int, smoothing: float = KEPT) -> tuple[Chart, ...]:
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How the reader wants charts: how smooth, which axis of values (of `AXES`), from which step on."""
+
+    smoothing: float = KEPT
+    axis: str = "fitted"
+    first: int = 0
+
+
+def charts_of(view: RunView, most: int, how: Drawing) -> tuple[Chart, ...]:
     """Returns the charts of one run, with at most about `most` points a line. Charts without a point are left out."""
-    curves = view.curves
-    loss = curves.get("loss", Curve())
+    curves = {name: curve.since(how.first) for name, curve in view.curves.items()}
+    validation = curves.get("validation/loss", Curve())
+    noted = "weighted, " if view.weighted else ""
     charts = [
-        Chart("loss", "Loss", _raw_and_smoothed(loss, most, smoothing), note="of each step, and smoothed"),
-        Chart("bands", "Loss by noise band", tuple(_bands(curves, most)), note="running means, levels in thousandths"),
-        Chart("levels", "Loss against noise level", _levels(view.bands), "noise level, thousandths"),
-        Chart("validation", "Validation loss", tuple(_validation(curves, most)), note="whole, and by noise band"),
-        Chart("lr", "Learning rate", _one("lr", curves.get("lr"), most)),
-        Chart("grad_norm", "Gradient norm", _raw_and_smoothed(curves.get("grad_norm", Curve()), most, smoothing)),
-        Chart("images_per_s", "Images a second", _one("images/s", curves.get("images_per_s"), most, peaks=True)),
-        Chart("memory", "Peak memory, GiB", _one("GiB", _scaled(curves.get("memory"), 1 / _GIB), most)),
+        Chart("loss", "Loss", _smoothed(view.curves.get("loss"), most, how), note=f"{noted}of each step and smoothed"),
+        Chart(
+            "validation",
+            "Validation loss",
+            (_line("validation", validation.every(most), marks=True),),
+            note="without weights" if view.weighted else "",
+            best=view.best,
+        ),
+        Chart("timesteps", "Loss by timestep", _at_timesteps(view.bands), "timestep", "running means"),
+        Chart("validation-timesteps", "Validation loss by timestep", tuple(_validation(curves, most)), minor=True),
+        Chart("bands", "Loss by timestep, over steps", tuple(_bands(curves, most)), note="running means", minor=True),
+        Chart("lr", "Learning rate", _one("lr", curves.get("lr"), most), minor=True),
+        Chart("grad_norm", "Gradient norm", _smoothed(view.curves.get("grad_norm"), most, how), minor=True),
+        Chart("images_per_s", "Images a second", _smoothed(view.curves.get("images_per_s"), most, how), minor=True),
     ]
     charts += [
-        Chart(f"optimizer-{name}", f"{name}, of the optimizer", _one(name, curve, most))
+        Chart(f"optimizer-{name}", f"{name}, of the optimizer", _one(name, curve, most), minor=True)
         for name, curve in curves.items()
         if "/" not in name and name not in _SHOWN | _NOT_DRAWN
     ]
     return tuple(chart for chart in charts if any(line.x for line in chart.lines))
 
 
-def charts_of_runs(views: Sequence[RunView], most: int, smoothing: float = KEPT) -> tuple[Chart, ...]:
-    """Returns the charts of several runs over each other: the losses smoothed."""
+def charts_of_runs(views: Sequence[RunView], most: int, how: Drawing) -> tuple[Chart, ...]:
+    """Returns the charts of several runs over each other: the losses smoothed. The n-th line is of the n-th run."""
     charts = []
-    for name, title, key, weight in (
-        ("loss", "Loss, smoothed", "loss", smoothing),
-        ("validation", "Validation loss", "validation/loss", 0.0),
-        ("lr", "Learning rate", "lr", 0.0),
-        ("grad_norm", "Gradient norm, smoothed", "grad_norm", smoothing),
-        ("images_per_s", "Images a second", "images_per_s", smoothing),
-        ("memory", "Peak memory, GiB", "memory", 0.0),
+    for name, title, key, smoothed in (
+        ("loss", "Loss, smoothed", "loss", True),
+        ("validation", "Validation loss", "validation/loss", False),
+        ("lr", "Learning rate", "lr", False),
+        ("grad_norm", "Gradient norm, smoothed", "grad_norm", True),
+        ("images_per_s", "Images a second", "images_per_s", True),
     ):
-        scale = 1 / _GIB if key == "memory" else 1.0
         lines = []
         for view in views:
-            curve = _scaled(view.curves.get(key), scale) or Curve()
-            lines.append(_line(view.name, curve.smoothed(weight).every(most), marks=key.startswith("validation")))
-        charts.append(Chart(name, title, tuple(lines)))
+            curve = view.curves.get(key, Curve())
+            drawn = (curve.smoothed(how.smoothing) if smoothed else curve).since(how.first)
+            lines.append(_line(view.name, drawn.every(most), marks=key.startswith("validation")))
+        charts.append(Chart(name, title, tuple(lines), minor=name not in ("loss", "validation", "lr")))
     return tuple(chart for chart in charts if any(line.x for line in chart.lines))
 
 
@@ -94,24 +118,16 @@ def _line(label: str, curve: Curve, *, faint: bool = False, marks: bool = False)
     return Line(label, tuple(curve.steps), tuple(curve.values), faint, marks or len(curve) == 1)
 
 
-def _one(label: str, curve: Curve | None, most: int, *, peaks: bool = False) -> tuple[Line, ...]:
-    if curve is None:
-        return ()
-    return (_line(label, curve.thinned(most) if peaks else curve.every(most)),)
+def _one(label: str, curve: Curve | None, most: int) -> tuple[Line, ...]:
+    return () if curve is None else (_line(label, curve.every(most)),)
 
 
-def _scaled(curve: Curve | None, factor: float) -> Curve | None:
-    if curve is None or factor == 1.0:
-        return curve
-    return Curve(curve.steps, array("d", [value * factor for value in curve.values]))
-
-
-def _raw_and_smoothed(curve: Curve, most: int, smoothing: float) -> tuple[Line, ...]:
-    if len(curve) == 0:
+def _smoothed(curve: Curve | None, most: int, how: Drawing) -> tuple[Line, ...]:
+    if not curve:
         return ()
     return (
-        _line("each step", curve.thinned(most), faint=True),
-        _line("smoothed", curve.smoothed(smoothing).every(most)),
+        _line("each step", curve.since(how.first).thinned(most), faint=True),
+        _line("smoothed", curve.smoothed(how.smoothing).since(how.first).every(most)),
     )
 
 
@@ -132,20 +148,18 @@ def _bands(curves: Mapping[str, Curve], most: int) -> Iterator[Line]:
 
 
 def _validation(curves: Mapping[str, Curve], most: int) -> Iterator[Line]:
-    if "validation/loss" in curves:
-        yield _line("loss", curves["validation/loss"].every(most), marks=True)
     for name, curve in curves.items():
         if _bounds(name, "validation/"):
-            yield _line(name.removeprefix("validation/"), curve.every(most), faint=True)
+            yield _line(name.removeprefix("validation/"), curve.every(most), marks=len(curve) < 40)
 
 
 def _bounds(name: str, prefix: str) -> tuple[int, int] | None:
-    """Returns the noise levels of a band's curve: "bands/0-50" -> (0, 50)."""
+    """Returns the timesteps of a band's curve: "bands/0-50" -> (0, 50)."""
     match = _BAND.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _levels(bands: Sequence[Band]) -> tuple[Line, ...]:
+def _at_timesteps(bands: Sequence[Band]) -> tuple[Line, ...]:
     """Returns the running mean of each band at the last checkpoint, in the band's middle."""
     curve = Curve()
     for band in bands:

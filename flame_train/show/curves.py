@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from array import array
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,11 @@ class Curve:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def since(self, step: float) -> Curve:
+        """Returns the points from a step on; steps rise."""
+        first = bisect.bisect_left(self.steps, step)
+        return Curve(self.steps[first:], self.values[first:]) if first else self
 
     def smoothed(self, weight: float) -> Curve:
         """Computes the exponential mean in which a value keeps `weight` of the mean before it, as `Meter` does."""

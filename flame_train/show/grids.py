@@ -13,7 +13,7 @@ from PIL import Image
 from flame_train.data.grid import places
 from flame_train.io.json_values import table, text, whole
 
-_STEP: Final = re.compile(r"step-(\d{6,})\.png")
+_NAME: Final = re.compile(r"step-(\d{6,})(-base)?\.png")
 _LARGEST: Final = 1 << 28  # pixels of a grid: 64 images of 2048 x 2048
 
 Box = tuple[int, int, int, int]
@@ -36,12 +36,23 @@ class GridPrompt:
 class Grid:
     """A grid of samples: its step, and left, top, right and bottom of each prompt's image, or of the whole.
 
-    `written` is when, in nanoseconds.
+    `written` is when, in nanoseconds. `of_base` is what the base itself drew, where another model draws the others.
     """
 
     step: int
     boxes: tuple[Box, ...]
     written: int
+    of_base: bool = False
+
+    @property
+    def file(self) -> str:
+        """Its name in the folder of samples."""
+        return f"step-{self.step:06d}{'-base' if self.of_base else ''}.png"
+
+    @property
+    def label(self) -> str:
+        """What the page calls it."""
+        return f"step {self.step}, the base" if self.of_base else f"step {self.step}"
 
 
 def prompts_of(tree: Mapping[str, Any]) -> tuple[GridPrompt, ...]:
@@ -59,32 +70,31 @@ def _wanted(prompt: Any, section: Mapping[str, Any]) -> GridPrompt:
     return GridPrompt(text(prompt.get("text")), height, width, has_control)
 
 
-def step_of_grid(name: str) -> int | None:
-    """Returns the step of a grid's file; None: it is no grid."""
-    match = _STEP.fullmatch(name)
-    return int(match[1]) if match else None
+def step_of_grid(name: str) -> tuple[int, bool] | None:
+    """Returns the step of a grid's file, and whether it is of the base; None: it is no grid."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), match[2] is not None) if match else None
 
 
-def cut(step: int, size: tuple[int, int], prompts: tuple[GridPrompt, ...], written: int = 0) -> Grid:
-    """Gives the grid of a step, (height, width) in pixels. One that is not of these prompts is one image, the whole."""
-    boxes_found = places(size, len(prompts))
+def cut(size: tuple[int, int], prompts: tuple[GridPrompt, ...]) -> tuple[Box, ...]:
+    """Returns the boxes of a grid, (height, width) in pixels. One that is not of these prompts is one, the whole."""
     boxes = tuple(
         (left, top, left + min(p.width or width, width), top + min(p.height or height, height))
-        for p, (top, left, height, width) in zip(prompts, boxes_found, strict=False)
+        for p, (top, left, height, width) in zip(prompts, places(size, len(prompts)), strict=False)
     )
-    return Grid(step, boxes or ((0, 0, size[1], size[0]),), written)
+    return boxes or ((0, 0, size[1], size[0]),)
 
 
 def cut_controls(size: tuple[int, int], prompts: tuple[GridPrompt, ...], written: int = 0) -> Grid | None:
     """Cuts the sheet of control images, (height, width) in pixels, as a grid of step -1; None: of other prompts."""
-    sheet = cut(-1, size, tuple(GridPrompt(prompt.text) for prompt in prompts), written)
-    return sheet if len(sheet.boxes) == len(prompts) and any(prompt.has_control for prompt in prompts) else None
+    boxes = cut(size, tuple(GridPrompt(prompt.text) for prompt in prompts))
+    return Grid(-1, boxes, written) if len(boxes) == len(prompts) and any(p.has_control for p in prompts) else None
 
 
-def size_of(raw: bytes) -> tuple[int, int] | None:
+def size_of(raw: bytes, form: str = "PNG") -> tuple[int, int] | None:
     """Returns (height, width) of an image file by its header; None if it is none, or too large to be shown."""
     try:
-        with Image.open(io.BytesIO(raw), formats=["PNG"]) as image:
+        with Image.open(io.BytesIO(raw), formats=[form]) as image:
             width, height = image.size
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None

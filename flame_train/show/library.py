@@ -12,7 +12,7 @@ from typing import Final
 from flame_train.errors import ConfigError, shown
 from flame_train.io.runlog import STATUS
 
-from .grids import cropped
+from .grids import Grid, cropped
 from .run_reader import RunReader, RunView
 
 _DEPTH: Final = 3  # folders below the named one in which runs are looked for
@@ -56,7 +56,7 @@ class Library:
         """Raises ConfigError where there is no run in one of the folders, unless they may be `empty`."""
         self._folders = tuple(folders)
         self._readers: dict[Path, RunReader] = {}
-        self._cut: OrderedDict[tuple[str, int, int], list[bytes]] = OrderedDict()
+        self._cut: OrderedDict[tuple[str, Grid], list[bytes]] = OrderedDict()
         self._lock = Lock()  # requests are answered by several threads
         for folder in folders:
             if not folder.is_dir():
@@ -90,21 +90,20 @@ class Library:
         except OSError:
             return None
 
-    def sample(self, view: RunView, step: int, number: int, full: bool) -> bytes:
+    def sample(self, view: RunView, file: str, number: int, full: bool) -> bytes:
         """Gives an image of a sample grid: a small JPEG, or the whole as a PNG. Raises OSError where there is none."""
-        grid = next((grid for grid in view.grids if grid.step == step), None)
+        grid = next((grid for grid in view.grids if grid.file == file), None)
         reader = self.readers().get(view.name)
         if grid is None or reader is None or not 0 <= number < len(grid.boxes):
-            raise FileNotFoundError(f"no image {number} of step {step}")
+            raise FileNotFoundError(f"no image {number} of {shown(file)}")
         if full:
-            return cropped(reader.grid(step), grid.boxes[number : number + 1], _FULL, "PNG")[0]
-        key = view.name, step, grid.written
+            return cropped(reader.grid(grid), grid.boxes[number : number + 1], _FULL, "PNG")[0]
         with self._lock:
-            if key not in self._cut:  # all of the grid: the table shows them together, and it is decoded once
-                self._cut[key] = cropped(reader.grid(step), grid.boxes, _SMALL, "JPEG")
+            if (view.name, grid) not in self._cut:  # all of the grid: the table shows them together, decoded once
+                self._cut[view.name, grid] = cropped(reader.grid(grid), grid.boxes, _SMALL, "JPEG")
                 while len(self._cut) > _KEPT:
                     self._cut.popitem(last=False)
-            return self._cut[key][number]
+            return self._cut[view.name, grid][number]
 
     def control(self, view: RunView, number: int) -> bytes:
         """Returns the control images of a prompt, as a small JPEG. Raises OSError where there are none."""

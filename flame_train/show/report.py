@@ -21,12 +21,14 @@ from flame_train.training.log import KEPT
 from flame_train.version import __version__
 
 from . import sections
-from .charts import charts_of
+from .charts import Drawing, charts_of
 from .curves import Curve
 from .frame import document, header, page_file
+from .gallery import samples
 from .grids import Grid, cropped
 from .run_reader import RunReader, RunView, without_folders
-from .svg import Axis, axis, element, svg
+from .svg import Axis, axis, element
+from .trained_images import TrainedImage, sheet_of_some
 
 _WIDTH, _HEIGHT = 1920, 960
 _LEFT, _TOP, _RIGHT, _BOTTOM = 160, 100, 40, 100
@@ -104,38 +106,31 @@ class Report:
         files = {REPORT: self._page(view).encode("utf-8", "replace")}
         loss = view.curves.get("loss")
         if loss is not None:
-            weighted = view.setting("loss.weighting") not in ("", '"none"')
-            files[LOSS] = loss_png(view.name, loss, view.curves.get("validation/loss", Curve()), weighted)
+            files[LOSS] = loss_png(view.name, loss, view.curves.get("validation/loss", Curve()), view.weighted)
         return files
 
     def _page(self, view: RunView) -> str:
-        steps = _spread([grid.step for grid in view.grids], max(_SAMPLES // max(len(view.prompts), 1), 2))
-        grids = [grid for grid in view.grids if grid.step in steps] + [view.controls]
-        self._drawn = {key: uri for key, uri in self._drawn.items() if key[0] in grids}
-        images = view.images[:_ROWS]
+        grids = _spread(view.grids, max(_SAMPLES // max(len(view.prompts), 1), 2))
+        drawn = {*grids, view.controls}
+        self._drawn = {key: uri for key, uri in self._drawn.items() if key[0] in drawn}
+        sheet, images = self._sheet(view.images[:_ROWS])
         omitted = len(view.images) - len(images)
         note = f"{omitted} more are in dataset.json and images.json of the run folder." if omitted else ""
-        charts = [svg(chart) for chart in charts_of(view, _POINTS)]
+        how = Drawing()
         body = [
-            sections.summary(view, live=False),
-            element("section", element("h2", "Curves"), element("div", *charts, class_="plots"), id="curves"),
-            sections.samples(
-                view,
-                lambda step, number: self._image(view, step, number),
-                steps=steps,
-                control=lambda number: self._control(view, number),
-            ),
+            sections.summary(view),
+            samples(view, self._image, grids=grids, control=lambda number: self._control(view, number)),
+            sections.curves(charts_of(view, _POINTS, how), how, tools=False),
             sections.dataset(view, images, note=note),
             sections.config([without_folders(setting) for setting in view.settings]),
             sections.files(view, live=False),
             element("p", f"Made by flame-train {__version__} from the run folder.", class_="note"),
         ]
-        style = page_file("page.css") + self._sheet(images)
-        return document(view.name, header(links=sections.SECTIONS, home=None), body, style, page_file("page.js"))
+        top = header(sections.status(view, live=False), links=sections.SECTIONS, home=None)
+        return document(view.name, top, body, page_file("page.css") + sheet, page_file("page.js"))
 
-    def _image(self, view: RunView, step: int, number: int) -> str:
-        grid = next(grid for grid in view.grids if grid.step == step)
-        return self._part(grid, number, lambda: self._reader.grid(step))
+    def _image(self, grid: Grid, number: int) -> str:
+        return self._part(grid, number, lambda: self._reader.grid(grid))
 
     def _control(self, view: RunView, number: int) -> str:
         assert view.controls is not None
@@ -150,15 +145,13 @@ class Report:
             self._drawn |= {(grid, i): _uri("image/jpeg", part) for i, part in enumerate(parts)}
         return self._drawn[grid, number]
 
-    def _sheet(self, images: Sequence[object]) -> str:
-        """Returns the style that has the thumbnails, if there are any."""
-        if not images:
-            return ""
+    def _sheet(self, images: Sequence[TrainedImage]) -> tuple[str, Sequence[TrainedImage]]:
+        """Returns the style that has the thumbnails of these images alone, if there are any, and the images with it."""
         try:
-            sheet = self._reader.sheet()
+            raw, renumbered = sheet_of_some(self._reader.sheet(), images)
         except OSError:  # there is none
-            return ""
-        return f".thumb {{ background-image: url({_uri('image/jpeg', sheet)}); }}\n"
+            return "", images
+        return f".thumb {{ background-image: url({_uri('image/jpeg', raw)}); }}\n", renumbered
 
 
 def reporter(folder: RunFolder) -> Callable[[], None]:
@@ -177,11 +170,11 @@ def reporter(folder: RunFolder) -> Callable[[], None]:
     return write
 
 
-def _spread(steps: Sequence[int], most: int) -> tuple[int, ...]:
-    """Returns at most `most` steps, the first and the last among them, evenly spread."""
-    if len(steps) <= most:
-        return tuple(steps)
-    return tuple(steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most))
+def _spread(grids: Sequence[Grid], most: int) -> Sequence[Grid]:
+    """Returns at most `most` grids, the first and the last among them, evenly spread."""
+    if len(grids) <= most:
+        return grids
+    return [grids[round(i * (len(grids) - 1) / (most - 1))] for i in range(most)]
 
 
 def _uri(kind: str, raw: bytes) -> str:

@@ -18,11 +18,11 @@ from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import OutputError
 from flame_train.io.commit import is_checkpoint
 from flame_train.io.json_values import number, table, toml_tree, whole
-from flame_train.io.runlog import is_locked, mark_dead, read_status
+from flame_train.io.runlog import STATUS, is_locked, mark_dead, read_status
 
 from .curves import Curve, LogCurves
 from .grids import Grid, GridPrompt, cut, cut_controls, prompts_of, size_of, step_of_grid
-from .trained_images import CONTROLS, SHEET, Band, TrainedImage, bands_of, images_of, with_losses
+from .trained_images import CONTROLS, SHEET, Band, TrainedImage, bands_of, cells_in, images_of, with_losses
 
 _LARGEST: Final = 1 << 28  # bytes of a file that is read whole
 _LONGEST: Final = 1e9  # seconds: a pace that means more time than this is none
@@ -42,7 +42,7 @@ class RunView:
     """A run as it stands. `curves` are by name as in `curves.py`; `steps` is the length of the run, 0: unknown.
 
     `controls` has the control images of each prompt; None: there are none. `images_written` is another value where the
-    files of the images were written again.
+    files of the images were written again. `changed` is when it wrote last, in seconds since 1970; 0: unknown.
     """
 
     name: str
@@ -59,6 +59,7 @@ class RunView:
     images_written: object
     bands: tuple[Band, ...]
     files: tuple[KeptFile, ...]
+    changed: float
 
     @property
     def seconds_left(self) -> float | None:
@@ -73,6 +74,17 @@ class RunView:
     def step(self) -> int:
         """The steps done, as the log and the status have it."""
         return max(whole(each.get("step")) or 0 for each in (self.last, self.status))
+
+    @property
+    def best(self) -> tuple[float, float] | None:
+        """The step of the lowest validation loss, the first of them, and that loss; None: nothing was validated."""
+        curve = self.curves.get("validation/loss")
+        return min(zip(curve.steps, curve.values, strict=True), key=lambda point: point[1]) if curve else None
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the loss has weights, which the validation loss lacks."""
+        return self.setting("loss.weighting") not in ("", '"none"')
 
     def setting(self, path: str) -> str:
         """Returns the value of a key as TOML; empty: the config lacks it."""
@@ -93,10 +105,10 @@ class RunReader:
             self._read_log(folder)
             tree, settings = self._part(folder, "config.toml", _config)
             prompts = prompts_of(tree)
-            listed = self._part(folder, "dataset.json", images_of)
-            sheet = _stamp(folder, SHEET) is not None
+            room = self._part(folder, SHEET, cells_in)
+            listed = self._part(folder, "dataset.json", lambda raw: images_of(raw, room), room)
             images, bands = self._part(
-                folder, "images.json", lambda raw: (with_losses(listed, raw, sheet), bands_of(raw)), (listed, sheet)
+                folder, "images.json", lambda raw: (with_losses(listed, raw), bands_of(raw)), listed
             )
             return RunView(
                 name=self.name,
@@ -110,15 +122,16 @@ class RunReader:
                 grids=self._grids(folder, prompts),
                 controls=self._controls(folder, prompts),
                 images=images,
-                images_written=(_stamp(folder, "dataset.json"), _stamp(folder, "images.json"), sheet),
+                images_written=(_stamp(folder, "dataset.json"), _stamp(folder, "images.json"), room),
                 bands=bands,
                 files=tuple(_files(folder)),
+                changed=max((_stamp(folder, name) or (0,))[0] for name in (STATUS, "log.jsonl")) / 1e9,
             )
 
-    def grid(self, step: int) -> bytes:
-        """Returns the file of a step's grid. Raises OSError."""
+    def grid(self, grid: Grid) -> bytes:
+        """Returns the file of a grid. Raises OSError."""
         with OpenFolder.open(self.folder) as folder, folder.folder("samples") as samples:
-            return samples.read(f"step-{step:06d}.png", _LARGEST)
+            return samples.read(grid.file, _LARGEST)
 
     def controls(self) -> bytes:
         """Returns the sheet of control images. Raises OSError."""
@@ -148,13 +161,13 @@ class RunReader:
         try:
             with folder.folder("samples") as samples:
                 for name in samples.names():
-                    if (step := step_of_grid(name)) is not None:
+                    if (found := step_of_grid(name)) is not None:
                         size = self._part(samples, name, size_of)
-                        written = _stamp(samples, name) or (0,)
-                        grids += [] if size is None else [cut(step, size, prompts, written[0])]
+                        written = (_stamp(samples, name) or (0,))[0]
+                        grids += [] if size is None else [Grid(found[0], cut(size, prompts), written, found[1])]
         except OSError:
             return ()
-        return tuple(sorted(grids, key=lambda grid: grid.step))
+        return tuple(sorted(grids, key=lambda grid: (grid.step, not grid.of_base)))
 
     def _controls(self, folder: OpenFolder, prompts: tuple[GridPrompt, ...]) -> Grid | None:
         size = self._part(folder, CONTROLS, size_of)

@@ -52,7 +52,7 @@ def _images(folder: Path) -> Iterator[str]:
     reader = RunReader(folder)
     for grid in reader.read().grids[-1:]:
         right, bottom = max(box[2] for box in grid.boxes), max(box[3] for box in grid.boxes)
-        part = cropped(reader.grid(grid.step), [(0, 0, right, bottom)], _SIDE, "JPEG")[0]
+        part = cropped(reader.grid(grid), [(0, 0, right, bottom)], _SIDE, "JPEG")[0]
         yield _image("image/jpeg", part, f"samples of step {grid.step}")
 
 

@@ -2,48 +2,64 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 from flame_train.disk.preflight import size
+from flame_train.errors import counted
 from flame_train.io.json_values import number, whole
 from flame_train.training.log import KEPT
 from flame_train.version import __version__
 
-from .grids import Grid
-from .run_reader import RunView, Setting
-from .svg import Element, element
+from .charts import AXES, Chart, Drawing
+from .run_reader import KeptFile, RunView, Setting
+from .svg import Element, element, legend, svg
 from .trained_images import TrainedImage
 
-SECTIONS: Final = {name: f"#{name}" for name in ("summary", "curves", "samples", "dataset", "config", "files")}
+_OF_STEP: Final = re.compile(r"^checkpoints/.*-([0-9]{6,12})(?:\.safetensors)?$")
+
+SECTIONS: Final = {name: f"#{name}" for name in ("samples", "curves", "dataset", "config", "files")}
 """Where the sections are, by name."""
 
-GridImage = Callable[[int, int], str]
-"""From a step and the number of a prompt to where the page finds that image: a path, or a data URI."""
 
-
-def summary(view: RunView, *, live: bool) -> Element:
-    """Returns what the run is and how far it got. Only the live page says whether it runs: a file may be old."""
-    total = f" of {view.steps}" if view.steps else ""
-    facts = [
-        ("step", f"{view.step}{total}"),
-        ("epoch", _number(view.last.get("epoch"), ".2f")),
-        ("loss", loss_of(view)),
-        ("validation loss", validation_of(view)),
-        ("images a second", _number(view.last.get("images_per_s"), ".3g")),
-        ("memory", _bytes_of(view.last.get("memory"))),
-        ("time left", _clock(view.seconds_left) if live else ""),
-        ("flame-train", str(view.status.get("version", __version__))),
-    ]
+def status(view: RunView, *, live: bool) -> Element:
+    """Returns the run's name, and how far it got. Only the live page says whether it runs: a file may be old."""
+    left, running = _clock(view.seconds_left), live and view.status.get("state") == "running"
     bar = element("progress", value=min(view.step, view.steps), max=view.steps, aria_label="steps done")
     return element(
-        "section",
-        element("h1", view.name, " ", state_of(view) if live else None),
-        bar if view.steps else None,
-        element("dl", *[element("div", element("dt", k), element("dd", v)) for k, v in facts if v], class_="facts"),
-        id="summary",
+        "div",
+        element("h1", view.name, title=view.name),
+        state_of(view) if live else None,
+        element(
+            "span",
+            bar if running and view.steps else None,
+            element("small", "step "),
+            steps_of(view),
+            element("strong", f" · {left} left") if running and left else None,
+            class_="left",
+        ),
+        id="status",
+        class_="status",
     )
+
+
+def summary(view: RunView, link: Callable[[str], str] | None = None) -> Element:
+    """Returns the figures of a run. `link` is to a file; None: the list of files is led to."""
+    best = next((file for file in view.files if file.name.endswith(".best.safetensors")), None)
+    facts: dict[str, Any] = {
+        "loss, smoothed": loss_of(view),
+        "validation loss": validation_of(view) if validation_of(view) != best_of(view) else "",
+        "best validation loss": best_of(view),
+        "best LoRA": element("a", best.name, href=link(best.name) if link else "#files") if best and view.best else "",
+        "epoch": _number(view.last.get("epoch"), ".2f"),
+        "images a second": _number(view.last.get("images_per_s"), ".3g"),
+        "peak memory": memory_of(view),
+        "flame-train": str(view.status.get("version", __version__)),
+    }
+    shown = [element("div", element("dt", k), element("dd", v)) for k, v in facts.items() if v != ""]
+    return element("section", element("dl", *shown, class_="facts"), id="summary", aria_label="figures")
 
 
 def state_of(view: RunView) -> Element:
@@ -52,10 +68,15 @@ def state_of(view: RunView) -> Element:
     return element("strong", state, class_=f"state {state}")
 
 
+def steps_of(view: RunView) -> str:
+    """Returns the steps done, of all where they are known."""
+    return f"{view.step} of {view.steps}" if view.steps else str(view.step)
+
+
 def loss_of(view: RunView) -> str:
     """Returns the smoothed loss."""
     loss = view.curves.get("loss")
-    return f"{loss.smoothed(KEPT).values[-1]:.4g} smoothed" if loss else ""
+    return f"{loss.smoothed(KEPT).values[-1]:.4g}" if loss else ""
 
 
 def validation_of(view: RunView) -> str:
@@ -64,89 +85,55 @@ def validation_of(view: RunView) -> str:
     return f"{curve.values[-1]:.4g} at step {curve.steps[-1]:.0f}" if curve else ""
 
 
-def samples(
-    view: RunView,
-    image: GridImage,
-    large: GridImage | None = None,
-    steps: Sequence[int] | None = None,
-    control: Callable[[int], str] | None = None,
-) -> Element:
-    """Returns a table of steps by prompts; the page's script adds the slider and the zoom.
+def best_of(view: RunView) -> str:
+    """Returns the best validation loss."""
+    return f"{view.best[1]:.4g} at step {view.best[0]:.0f}" if view.best else ""
+
+
+def memory_of(view: RunView) -> str:
+    """Returns the peak memory so far."""
+    return _bytes_of(view.last.get("memory"))
+
+
+def curves(charts: Sequence[Chart], how: Drawing, *, tools: bool, shared: bool = False) -> Element:
+    """Returns the section of the curves.
 
     Args:
-        image: where the table's images are.
-        large: where those of slider and zoom are; None: they are the same.
-        steps: those shown; None: all.
-        control: where the control images of a prompt are, which stand above its samples; None: nowhere.
+        charts: those that are drawn.
+        how: what the reader chose.
+        tools: whether the reader can choose.
+        shared: whether all charts have the same lines, which are then named once.
     """
-    grids = [grid for grid in view.grids if steps is None or grid.step in steps]
-    if not grids:
-        return element("section", element("h2", "Samples"), element("p", "No sample images were drawn."), id="samples")
-    names = [prompt.text or "(empty prompt)" for prompt in view.prompts]
-    columns = max(len(grid.boxes) for grid in grids)
-    heads = [names[i] if i < len(names) else "whole grid" for i in range(columns)]
-    rows = [] if control is None or view.controls is None else [_controls(view, view.controls, control)]
-    for grid in grids:
-        texts = names if len(grid.boxes) == len(names) else ["whole grid"]
-        cells = [
-            sample_image(
-                image(grid.step, i), large and large(grid.step, i), grid.step, i, f"step {grid.step}: {texts[i]}", box
-            )
-            for i, box in enumerate(grid.boxes)
-        ]
-        rows.append(element("tr", element("th", grid.step, scope="row"), *cells))
-    left_out = len(view.grids) - len(grids)
-    note = f"{left_out} of {len(view.grids)} grids are left out here; the run folder has all." if left_out else ""
-    head = element("tr", element("th", "step", scope="col"), *[element("th", name, scope="col") for name in heads])
-    table = element("table", element("thead", head), element("tbody", *rows), class_="grid")
     return element(
-        "section",
-        element("h2", "Samples"),
-        element("div", class_="viewer", hidden=True),
-        element("p", note) if note else None,
-        element("div", table, class_="scroll", tabindex=0, role="region", aria_label="samples by step and prompt"),
-        id="samples",
+        "section", element("h2", "Curves"), _tools(how) if tools else None, plots(charts, how, shared), id="curves"
     )
 
 
-def _controls(view: RunView, grid: Grid, control: Callable[[int], str]) -> Element:
-    """Makes the row of the control images: what the samples of each prompt were made from."""
-    cells = [
-        element(
-            "td", element("img", src=control(i), alt=f"control: {prompt.text}", width=right - left, height=bottom - top)
-        )
-        if prompt.has_control
-        else element("td")
-        for i, (prompt, (left, top, right, bottom)) in enumerate(zip(view.prompts, grid.boxes, strict=True))
-    ]
-    return element("tr", element("th", "control", scope="row"), *cells)
-
-
-def sample_image(
-    source: str, large: str | None, row: int, column: int, label: str, box: tuple[int, int, int, int]
-) -> Element:
-    """Returns a cell of a table of samples, with a button that opens its image.
-
-    Args:
-        source: where the image is.
-        large: where it is larger; None: nowhere.
-        row: the step, or the number of the run, by which arrows go up and down.
-        column: the number of the prompt, by which arrows go left and right.
-        label: the image in words.
-        box: left, top, right and bottom in its grid, for its shape.
-    """
-    image = element(
-        "img",
-        src=source,
-        data_large=large,
-        alt=label,
-        width=box[2] - box[0],
-        height=box[3] - box[1],
-        loading="lazy" if large else None,
-        data_step=row,
-        data_prompt=column,
+def plots(charts: Sequence[Chart], how: Drawing, shared: bool = False) -> Element:
+    """Returns the charts; those of less interest are folded away."""
+    drawn = [(chart.minor, svg(chart, how.axis, named=not shared)) for chart in charts]
+    minor = [each for is_minor, each in drawn if is_minor]
+    more = element("summary", f"{counted(len(minor), 'more chart')}")
+    return element(
+        "div",
+        legend(charts[0]) if shared and charts else None,
+        element("div", *[each for is_minor, each in drawn if not is_minor], class_="plots"),
+        element("details", more, element("div", *minor, class_="plots")) if minor else None,
+        id="plots",
     )
-    return element("td", element("button", image, type="button", class_="zoom"))
+
+
+def _tools(how: Drawing) -> Element:
+    smoothing = element("input", type="range", id="smoothing", min=0, max=999, value=round(how.smoothing * 1000))
+    options = [element("option", text, value=name, selected=name == how.axis) for name, text in AXES.items()]
+    first = element("input", type="number", id="first", min=0, value=how.first, inputmode="numeric")
+    return element(
+        "div",
+        element("label", "smoothing ", smoothing),
+        element("label", "values ", element("select", *options, id="axis")),
+        element("label", "from step ", first),
+        class_="tools",
+    )
 
 
 def dataset(view: RunView, images: Sequence[TrainedImage], *, note: str = "") -> Element:
@@ -156,7 +143,7 @@ def dataset(view: RunView, images: Sequence[TrainedImage], *, note: str = "") ->
     heads = ("image", "file", "size and bucket", "crop", "loss", "captions")
     head = element("tr", *[element("th", name, scope="col") for name in heads])
     about = (
-        f"{len(view.images)} images. The loss is relative to that of all images at the same noise levels: one that "
+        f"{len(view.images)} images. The loss is relative to that of all images at the same timesteps: one that "
         "stays far above 1 is not learned, or its caption does not fit."
     )
     table = element("table", element("thead", head), element("tbody", *map(_row, images)), class_="images cards")
@@ -181,11 +168,13 @@ def _row(image: TrainedImage) -> Element:
         element("td", _thumbnail(image), data_label="image"),
         element("td", image.name, element("small", f" {marks}") if marks else None, data_label="file"),
         element("td", f"{width}x{height} in {columns}x{rows}", data_label="size and bucket"),
-        element("td", _crop(image), data_label="crop"),
+        element("td", _crop(image), data_label="crop", class_=None if _crop(image) else "empty"),
         element(
             "td",
             loss,
-            element("small", f" seen {image.seen} times") if image.seen is not None else None,
+            element("small", f" seen {'once' if image.seen == 1 else counted(image.seen, 'time')}")
+            if image.seen is not None
+            else None,
             data_label="loss",
             class_="high" if image.loss is not None and image.loss >= 2.0 else None,
         ),
@@ -214,14 +203,14 @@ def _crop(image: TrainedImage) -> str:
     (height, width), (rows, columns), (top, left) = image.resized, image.bucket, image.crop
     sides = {"top": top, "bottom": height - rows - top, "left": left, "right": width - columns - left}
     text = ", ".join(f"{side} {pixels}" for side, pixels in sides.items() if pixels > 0)
-    return f"{text} px; {image.kept:.0%} kept" if text else "none"
+    return f"{text} px; {image.kept:.0%} kept" if text else ""
 
 
 def _thumbnail(image: TrainedImage) -> Element:
     """Draws a part of the sheet, as the background of an SVG, with what is cropped away in shade."""
     box = image.thumbnail
     if box is None:
-        return element("span", "no thumbnail", class_="none")
+        return element("span")
     left, top, right, bottom = box
     width, height = right - left, bottom - top
     x, y, w, h = (share * side for share, side in zip(image.cropped, (width, height) * 2, strict=True))
@@ -241,22 +230,25 @@ def config(settings: Sequence[Setting]) -> Element:
             "tr",
             element("th", setting.path, scope="row", title=setting.doc),
             element("td", setting.value),
-            element("td", "unknown to this version" if setting.default is None else setting.default),
+            element(
+                "td", "unknown to this version" if setting.default is None else setting.default, data_label="default"
+            ),
         )
         for setting in changed
     ]
     others = [
         element("tr", element("th", each.path, scope="row", title=each.doc), element("td", each.value)) for each in same
     ]
+    table = element("table", element("thead", head), element("tbody", *rows), class_="config cards")
     return element(
         "section",
         element("h2", "Config"),
-        element("p", f"{len(changed)} of {len(settings)} keys differ from their defaults."),
-        element("table", element("thead", head), element("tbody", *rows), class_="config") if rows else None,
+        element("p", f"{len(changed)} of {len(settings)} keys differ from their defaults.", class_="note"),
+        element("div", table, class_="card") if rows else None,
         element(
             "details",
             element("summary", f"{len(same)} keys with their defaults"),
-            element("table", element("tbody", *others), class_="config"),
+            element("table", element("tbody", *others), class_="config cards"),
         ),
         id="config",
     )
@@ -266,19 +258,28 @@ def files(view: RunView, *, live: bool, link: Callable[[str], str] | None = None
     """Shows where the files are: the live page says the folder too, a report does not. `link` is to a file."""
     rows = [
         element(
-            "tr",
-            element("th", element("a", file.name, href=link(file.name)) if link and not file.folder else file.name),
-            element("td", _bytes_of(file.size)),
+            "li",
+            element("a", file.name, href=link(file.name)) if link and not file.folder else file.name,
+            element("small", f" {_bytes_of(file.size)}"),
+            data_step=_step_of(view, file),
         )
         for file in view.files
     ]
     return element(
         "section",
         element("h2", "Files"),
-        element("p", "In ", element("code", str(view.folder.absolute())), ":") if live else None,
-        element("table", element("tbody", *rows), class_="files"),
+        element("p", "In ", element("code", str(view.folder.absolute())), ":", class_="note") if live else None,
+        element("ul", *rows, class_="files card"),
         id="files",
     )
+
+
+def _step_of(view: RunView, file: KeptFile) -> int | None:
+    """Returns the step that a checkpoint or a LoRA is of; None: it is none."""
+    if file.name.endswith(".best.safetensors") and view.best:
+        return round(view.best[0])
+    match = _OF_STEP.search(file.name)
+    return int(match[1]) if match else None
 
 
 def _clock(seconds: float | None) -> str:

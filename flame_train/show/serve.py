@@ -41,7 +41,7 @@ _SHORTEST: Final = 16  # characters
 _LARGEST: Final = 2 << 20  # bytes of what a page sends
 
 _HEADERS: Final[Mapping[str, str]] = {
-    # Plotly sets styles; no script runs but the files of this server, whatever a caption holds
+    # thumbnails set styles; no script runs but the files of this server, whatever a caption holds
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
         "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"

@@ -23,6 +23,8 @@ from flame_train.errors import FlameError, shown
 from flame_train.io.json_values import json_tree, number, rows, table, text, whole
 from flame_train.io.runfolder import RunFolder
 
+from .grids import size_of
+
 _LOG = logging.getLogger(__name__)
 
 SHEET: Final = "dataset.jpg"
@@ -71,6 +73,22 @@ def sheet_of(some: Sequence[Sample], comment: str) -> bytes:
     return buffer.getvalue()
 
 
+def sheet_of_some(sheet: bytes, images: Sequence[TrainedImage]) -> tuple[bytes, list[TrainedImage]]:
+    """Returns a sheet, made of another, of some images alone, and these with their cells in it. Raises OSError."""
+    numbers = {image.cell: number for number, image in enumerate(images) if image.cell is not None}
+    made = Image.new("RGB", (COLUMNS * CELL, max(-(-len(images) // COLUMNS), 1) * CELL), _GREY)
+    try:
+        with Image.open(io.BytesIO(sheet), formats=["JPEG"]) as whole:
+            for cell, number in numbers.items():
+                made.paste(whole.crop(cell_of(cell, (1, 1))), cell_of(number, (1, 1))[:2])
+    except (ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise OSError(f"no sheet: {error}") from error
+    buffer = io.BytesIO()
+    made.save(buffer, "JPEG", quality=_QUALITY)
+    cells = [None if image.cell is None else numbers[image.cell] for image in images]
+    return buffer.getvalue(), [replace(image, cell=cell) for image, cell in zip(images, cells, strict=True)]
+
+
 def _thumbnail(sample: Sample, number: int) -> Image.Image | None:
     left, top, right, bottom = cell_of(number, sample.item.size)
     size = right - left, bottom - top
@@ -117,7 +135,7 @@ def _beside(controls: Sequence[Path]) -> Pixels:
 
 CELL: Final = 96  # pixels: the longer side of a thumbnail
 COLUMNS: Final = 12
-MOST: Final = 120
+MOST: Final = 480
 """Images of a dataset that have a thumbnail; of more, so many evenly spread."""
 
 Box = tuple[int, int, int, int]
@@ -129,11 +147,13 @@ _SIZE: Final = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
 class TrainedImage:
     """An image of the dataset. Sizes are (height, width) in pixels; `crop` is (top, left) of the resized image.
 
+    `trained_as` is its name in `images.json`, without its set where one set alone is trained on.
     `loss` is its running loss relative to others at the same noise levels, `seen` how often it came; None: not kept.
     `cell` is the number of its thumbnail.
     """
 
     name: str
+    trained_as: str
     original: Pair
     resized: Pair
     bucket: Pair
@@ -160,7 +180,7 @@ class TrainedImage:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The mean loss of a band of noise levels, in thousandths, and how many samples it is of."""
+    """The mean loss of a band of timesteps, and how many samples it is of."""
 
     levels: str
     loss: float
@@ -174,44 +194,47 @@ def cell_of(number: int, size: Pair) -> Box:
     return left, top, left + width, top + height
 
 
-def with_thumbnail(count: int) -> tuple[int, ...]:
+def with_thumbnail(count: int, most: int = MOST) -> tuple[int, ...]:
     """Returns the numbers of the images, of `count`, that have a thumbnail, in the order of the sheet's cells."""
-    return tuple(range(count)) if count <= MOST else tuple(i * count // MOST for i in range(MOST))
+    return tuple(range(count)) if count <= most else tuple(i * count // most for i in range(most))
 
 
-def images_of(dataset: bytes) -> tuple[TrainedImage, ...]:
-    """Returns the images of a `dataset.json`, in its order. Rows that make no sense are left out."""
+def cells_in(sheet: bytes) -> int:
+    """Returns how many thumbnails a sheet has room for; 0: it is none. One of more images than that is full."""
+    size = size_of(sheet, "JPEG")
+    return 0 if size is None else size[0] // CELL * COLUMNS
+
+
+def images_of(dataset: bytes, room: int) -> tuple[TrainedImage, ...]:
+    """Returns the images of a `dataset.json`, in its order. Rows that make no sense are left out.
+
+    `room` is how many thumbnails the sheet holds.
+    """
     images, listed = [], rows(json_tree(dataset))
-    cells = {place: cell for cell, place in enumerate(with_thumbnail(len(listed)))}
+    cells = {place: cell for cell, place in enumerate(with_thumbnail(len(listed), room))}
+    trained = {text(row.get("set")) for row in listed if row.get("validation") is not True}
     for place, row in enumerate(listed):
-        name = f"{text(row['set'])}/{text(row.get('file'))}" if "set" in row else text(row.get("file"))
-        image = _image(name, row, cells.get(place))
+        file = text(row.get("file"))
+        name = f"{text(row['set'])}/{file}" if "set" in row else file
+        image = _image(name, file if len(trained) == 1 else name, row, cells.get(place))
         if image is not None:
             images.append(image)
     return tuple(images)
 
 
-def with_losses(images: Sequence[TrainedImage], losses: bytes, sheet: bool) -> tuple[TrainedImage, ...]:
-    """Returns the images with what an `images.json` says of them, the highest running loss first; those without one
-    last.
-
-    `sheet` says whether there are thumbnails.
-    """
+def with_losses(images: Sequence[TrainedImage], losses: bytes) -> tuple[TrainedImage, ...]:
+    """Returns the images with what an `images.json` says, the highest running loss first, those without one last."""
     by_name = {shown(text(row.get("file"))): row for row in rows(table(json_tree(losses)).get("images"))}
-    joined = [
-        replace(
-            image,
-            loss=number(by_name[image.name].get("relative_loss")) if image.name in by_name else None,
-            seen=whole(by_name[image.name].get("seen")) if image.name in by_name else None,
-            cell=image.cell if sheet else None,
-        )
-        for image in images
-    ]
+    joined = []
+    for image in images:
+        row = {} if image.held_out else by_name.get(image.trained_as, {})
+        loss, seen = number(row.get("relative_loss")), whole(row.get("seen"))
+        joined.append(replace(image, loss=loss, seen=seen))
     return tuple(sorted(joined, key=lambda image: -1.0 if image.loss is None else image.loss, reverse=True))
 
 
 def bands_of(losses: bytes) -> tuple[Band, ...]:
-    """Returns the bands of noise levels of an `images.json` that samples fell into."""
+    """Returns the bands of timesteps of an `images.json` that samples fell into."""
     bands = []
     for row in rows(table(json_tree(losses)).get("bands")):
         levels, loss, samples = row.get("levels"), number(row.get("loss")), whole(row.get("samples"))
@@ -220,7 +243,7 @@ def bands_of(losses: bytes) -> tuple[Band, ...]:
     return tuple(bands)
 
 
-def _image(name: str, row: Mapping[str, Any], cell: int | None) -> TrainedImage | None:
+def _image(name: str, trained_as: str, row: Mapping[str, Any], cell: int | None) -> TrainedImage | None:
     original, resized, bucket = (_size(row.get(key)) for key in ("original", "resized", "bucket"))
     crop = _corner(row.get("crop"))
     if original is None or resized is None or bucket is None or crop is None or 0 in (*original, *resized, *bucket):
@@ -228,6 +251,7 @@ def _image(name: str, row: Mapping[str, Any], cell: int | None) -> TrainedImage 
     captions = row.get("captions")
     return TrainedImage(
         name=name,
+        trained_as=trained_as,
         original=original,
         resized=resized,
         bucket=bucket,

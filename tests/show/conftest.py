@@ -105,9 +105,11 @@ class Made:
         with (self.folder / "log.jsonl").open("a") as file:
             file.write(json.dumps(record(step)) + "\n")
 
-    def draw(self, step: int) -> None:
-        """A further grid."""
-        (self.folder / "samples" / f"step-{step:06d}.png").write_bytes(self.grid(step))
+    def draw(self, step: int, base: bool = False) -> None:
+        """A further grid; `base`: the dark one that the base draws beside another model."""
+        name = f"step-{step:06d}{'-base' if base else ''}.png"
+        dark = png(grid([np.full((64, 64, 3), 9, np.uint8) for _ in PROMPTS]))
+        (self.folder / "samples" / name).write_bytes(dark if base else self.grid(step))
 
     def report(self) -> Path:
         """Writes the report into the folder. Returns its path."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
 
 from .conftest import PLANTED, PROMPTS, colour, until
 
-LOADED = (
-    "document.querySelectorAll('#curves .js-plotly-plot').length >= 9 && document.querySelector('#dataset tbody tr')"
-)
+LOADED = "state.digest && document.querySelector('#dataset tbody tr')"
+PHONE = 8000  # pixels of height
 
 
 def url(port, path="/"):
@@ -62,7 +62,7 @@ def test_a_planted_script_does_nothing_and_is_seen_as_text(made, serve, open_pag
             for box in page.get_by_role("checkbox").all():
                 box.check()
             page.get_by_role("button", name="compare the chosen runs").click()
-            page.wait_for_selector("#curves .js-plotly-plot")
+            page.wait_for_selector("#curves svg.chart")
         elif path == "report":
             page.goto(run.report().as_uri())
         if path != "report":
@@ -86,11 +86,14 @@ def test_a_script_that_got_into_a_page_would_not_run(made, serve, open_page, liv
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_it_fits_the_window_and_follows_the_scheme(made, serve, open_page, live):
+def test_it_fits_every_window_follows_the_scheme_and_has_no_barrier(made, serve, open_page, live):
+    """A phone has no word broken but those that are longer than its line; axe-core finds nothing."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     run = made()
+    run.draw(0, base=True)
     page = open_page(url(serve(run.folder)) if live else run.report().as_uri())
     page.wait_for_selector("#dataset tbody tr")
-    for width, scheme in ((1280, "light"), (1280, "dark"), (390, "dark"), (390, "light")):
+    for width, scheme in ((1600, "light"), (1280, "dark"), (390, "dark"), (390, "light")):
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         wait(page, f"document.documentElement.scrollWidth <= {width}")
@@ -98,52 +101,118 @@ def test_it_fits_the_window_and_follows_the_scheme(made, serve, open_page, live)
         light = [sum(map(int, each[4:-1].split(","))) for each in (back, ink)]
         assert (light[0] > light[1]) == (scheme == "light")
         assert abs(light[0] - light[1]) > 500  # of 765
+        if (width, scheme) in ((1600, "light"), (390, "dark")):
+            assert axe.Axe().run(page).response["violations"] == []
+        page.evaluate("scrollTo(0, 2000)")
+        assert page.evaluate("document.querySelector('h1').getBoundingClientRect().top") >= 0
+        page.evaluate("scrollTo(0, 0)")
+    assert page.evaluate("document.documentElement.scrollHeight") < PHONE
+    assert page.evaluate(BROKEN) == []
 
 
-def test_the_curves_are_those_of_the_log(made, serve, open_page):
+BROKEN = """() => { const broken = [], range = document.createRange();
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode())
+    for (const word of text.data.matchAll(/[\\p{L}\\p{N}]{2,20}/gu)) {
+      range.setStart(text, word.index), range.setEnd(text, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map((each) => each.top)).size > 1) broken.push(word[0]);
+    }
+  return broken; }"""
+"""Words of at most 20 letters that stand in two lines."""
+
+
+def test_charts_are_read_by_keys_and_lead_to_samples_and_file(made, serve, open_page):
+    run = made()
+    (run.folder / "run.best.safetensors").write_bytes(b"the best")
+    page = loaded(open_page(url(serve(run.folder))))
+    assert "peak memory\n3.0 GiB" in page.inner_text("#summary")
+    assert "40 of 80" in page.inner_text("#status")
+    assert page.inner_text("#chart-validation").splitlines()[0] == "Validation loss"
+    assert page.text_content("#chart-validation text.best") == "best 0.225 at step 40"
+    page.focus("#chart-loss svg")
+    page.keyboard.press("Home")
+    for step in (1, 2, 3):
+        values = re.match(rf"step {step}: each step (\S+), smoothed", page.text_content("#chart-loss .at"))
+        assert float(values[1]) == pytest.approx(0.5 / step + 0.1 * (step % 3), rel=2e-3)
+        page.keyboard.press("ArrowRight")
+    page.focus("#chart-validation svg")
+    page.keyboard.press("Enter")
+    links = page.locator("#chart-validation .at a")
+    assert links.all_text_contents() == ["samples of step 40", "run.best.safetensors"]
+    page.focus("#chart-validation svg")
+    page.keyboard.press("Home")
+    page.locator("#chart-validation .at a").first.press("Enter")
+    assert page.evaluate("document.activeElement.querySelector('img').alt") == f"step 10: {PROMPTS[0]}"
+    box = page.locator("#chart-loss svg.chart").bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.9, box["y"] + 50)
+    assert "samples of step 40" in page.inner_text("#chart-loss .at")
+
+
+def test_the_range_and_the_axis_of_charts_are_chosen(made, serve, open_page):
     page = loaded(open_page(url(serve(made().folder))))
-    lines = page.evaluate("document.querySelector('#chart-loss .plotly-chart').data.map(d => [...d.y])")
-    assert lines[0] == pytest.approx([0.5 / step + 0.1 * (step % 3) for step in range(1, 41)])
-    assert page.evaluate("document.querySelector('#chart-memory .plotly-chart').data[0].y[0]") == 3.0
-    assert page.evaluate("document.querySelector('#chart-validation .plotly-chart').data.length") == 3
-    assert "40 of 80" in page.inner_text("#summary")
+    ends = "document.querySelector('#chart-validation svg').dataset.y.split(' ').map(Number)"
+    low, high = page.evaluate(ends)
+    assert 0.1 < low <= 0.225 < 0.3 <= high < 0.4  # the values are 0.225 to 0.3
+    page.get_by_label("values").select_option("zero")
+    wait(page, f"({ends})[0] === 0")
+    page.get_by_label("values").select_option("log")
+    wait(page, "document.querySelector('#chart-loss svg').dataset.log === ''")
+    page.get_by_label("from step").fill("31")
+    page.get_by_label("from step").press("Enter")
+    wait(page, "document.querySelectorAll('#chart-validation circle.c0').length === 1")
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_samples_have_a_slider_and_a_zoom_that_the_keyboard_moves(made, serve, open_page, live):
+def test_arrow_keys_walk_the_samples_on_the_page_and_enlarged(made, serve, open_page, live):
     run = made()
+    run.draw(0, base=True)
     page = open_page(url(serve(run.folder)) if live else run.report().as_uri())
-    page.wait_for_selector("#samples .viewer select")
-    page.select_option("#which", "1")
-    assert alike(colour_of(page, ".pair figure:nth-child(1) img"), colour(0, 1))
-    assert alike(colour_of(page, ".pair figure:nth-child(2) img"), colour(40, 1))
-    page.focus("#when")
-    page.keyboard.press("ArrowLeft")
-    page.keyboard.press("ArrowLeft")
-    assert page.inner_text(".pair figure:nth-child(2)") == "step 20"
-    assert alike(colour_of(page, ".pair figure:nth-child(2) img"), colour(20, 1))
-    page.focus("#samples tbody tr:nth-child(2) td:nth-of-type(1) button")
+    names = ["step 40", "step 30", "step 20", "step 10", "step 0", "step 0, the base"]
+    assert page.locator("#samples tbody th").all_inner_texts() == names
+    assert page.locator("#samples .zoom[tabindex='0']").count() == 1
+    page.focus("#samples .zoom[tabindex='0']")
+    page.keyboard.press("ArrowRight")
+    shown = [".pair figure:nth-child(1)", ".pair figure:nth-child(2)"]
+    assert [page.inner_text(each) for each in shown] == ["step 0", "step 40"]
+    assert page.inner_text(".stage > p") == PROMPTS[1]
+    assert alike(colour_of(page, f"{shown[0]} img"), colour(0, 1))
+    assert alike(colour_of(page, f"{shown[1]} img"), colour(40, 1))
+    page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.wait_for_selector("dialog[open]")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
-    assert page.inner_text("dialog p") == f"step 20: {PROMPTS[1]}"
-    assert alike(colour_of(page, "dialog img"), colour(20, 1))
-    page.keyboard.press("ArrowUp")
+    assert page.inner_text("dialog p") == f"step 20: {PROMPTS[2]}"
+    assert alike(colour_of(page, "dialog img"), colour(20, 2))
     page.keyboard.press("Escape")
     assert page.locator("dialog[open]").count() == 0
-    focused = page.evaluate("Object.values(document.activeElement.querySelector('img').dataset).slice(-2)")
-    assert set(focused) == {"10", "1"}
+    assert page.evaluate("document.activeElement.querySelector('img').alt") == f"step 20: {PROMPTS[2]}"
+    page.focus("#when")
+    page.keyboard.press("Home")
+    assert page.inner_text(shown[1]) == "step 0, the base"
+    assert alike(colour_of(page, f"{shown[1]} img"), (9, 9, 9))
 
 
 def test_tab_reaches_everything_that_can_be_done(made, serve, open_page):
     page = loaded(open_page(url(serve(made().folder))))
     seen = set()
-    for _ in range(60):
+    for _ in range(40):
         page.keyboard.press("Tab")
-        seen.add(page.evaluate("(e => e.id || e.className || e.tagName)(document.activeElement)"))
+        seen.add(page.evaluate("(e => e.id || e.classList[0] || e.tagName)(document.activeElement)"))
         assert page.evaluate("document.activeElement === document.body || document.activeElement.checkVisibility()")
-    assert {"skip", "smoothing", "logarithmic", "which", "when", "scroll", "zoom"} <= seen
+    assert {
+        "skip",
+        "brand",
+        "smoothing",
+        "axis",
+        "first",
+        "when",
+        "zoom",
+        "chart",
+        "SUMMARY",
+        "INPUT",
+        "SELECT",
+    } <= seen
 
 
 def test_the_dataset_is_found_and_ordered(made, serve, open_page):
@@ -155,6 +224,7 @@ def test_the_dataset_is_found_and_ordered(made, serve, open_page):
     wait(page, "document.querySelectorAll('#dataset tbody tr').length === 1")
     row = page.inner_text("#dataset tbody tr")
     assert "200x100 in 64x64" in row
+    assert "page 1 of 1: 1 images" in page.inner_text("#dataset .pager")
     assert "right 64 px; 50% kept" in row
     page.get_by_label("find images by file or caption").fill("A.MASK")
     page.wait_for_selector("#dataset .thumb")
@@ -170,18 +240,19 @@ def test_the_page_follows_a_run_and_keeps_what_the_reader_does(made, serve, open
     run = made()
     page = loaded(open_page(url(serve(run.folder))))
     page.eval_on_selector("#config details", "e => { e.open = true; }")
-    page.select_option("#which", "2")
+    page.focus("#samples .zoom[tabindex='0']")
+    page.keyboard.press("ArrowRight")
     for step in range(41, 51):
         run.append(step)
     run.draw(50)
     page.get_by_role("link", name="log.jsonl").focus()
     page.evaluate("ask()")  # not to wait for the time at which it does so by itself
-    wait(page, "document.querySelector('#summary').innerText.includes('50 of 80')")
+    wait(page, "document.querySelector('#status').innerText.includes('50 of 80')")
     assert page.evaluate("document.activeElement.textContent") == "log.jsonl"
     wait(page, "document.querySelectorAll('#samples tbody tr').length === 6")
     assert page.eval_on_selector("#config details", "e => e.open")
-    assert page.input_value("#which") == "2"
     assert page.inner_text(".pair figure:nth-child(2)") == "step 50"
+    assert page.inner_text(".stage > p") == PROMPTS[1]
 
 
 def test_a_run_whose_folder_is_gone_is_told(made, serve, open_page, tmp_path):
@@ -193,25 +264,39 @@ def test_a_run_whose_folder_is_gone_is_told(made, serve, open_page, tmp_path):
     page.keyboard.press("ArrowLeft")
     wait(page, "document.querySelector('#told').className === 'lost'")
     assert "what is shown may be old" in page.inner_text("#told")
-    assert "40 of 80" in page.inner_text("#summary")
+    assert "40 of 80" in page.inner_text("#status")
 
 
 def test_runs_are_compared(made, serve, open_page, tmp_path):
     made("one", lr=1e-4)
-    made("two", steps=30, lr=3e-4)
+    other = made("two", steps=30, lr=3e-4).folder / "config.toml"
+    other.write_text(other.read_text().replace('"a house on a hill"', '"a hill"'))
     page = open_page(url(serve(tmp_path)))
     page.get_by_label("compare one").focus()
     page.keyboard.press("Space")
     page.get_by_label("compare two").check()
     page.get_by_role("button", name="compare the chosen runs").press("Enter")
-    page.wait_for_selector("#chart-loss .js-plotly-plot, #chart-loss.js-plotly-plot")
-    names = page.evaluate("document.querySelector('#chart-loss .plotly-chart').data.map(d => [d.name, d.x.length])")
-    assert names == [["one", 40], ["two", 30]]
+    page.wait_for_selector("#chart-loss svg")
+    lines = page.locator("#chart-loss polyline").evaluate_all("all => all.map(e => [e.dataset.label, e.points.length])")
+    assert lines == [["one", 40], ["two", 30]]
+    assert page.locator("#plots .legend span").all_inner_texts() == ["one", "two"]
     config = page.inner_text("#config")
     assert "optimizer.lr" in config
     assert "0.0003" in config
     assert "train.seed" not in config
     assert page.locator("#samples tbody tr").count() == 2
+    assert page.locator("#samples thead th").all_inner_texts() == list(PROMPTS[:2])
+    assert "2 of 4 prompts are of one run alone" in page.inner_text("#samples")
+
+
+def test_the_list_of_runs_is_sorted_by_its_heads(made, serve, open_page, tmp_path):
+    for name, lr in (("one", 3e-4), ("two", 1e-4), ("three", 2e-3)):
+        made(name, steps=10, lr=lr)
+    page = open_page(url(serve(tmp_path)))
+    page.get_by_role("button", name="lr").press("Enter")
+    assert page.locator("#runs tbody th").all_inner_texts() == ["two", "one", "three"]
+    page.get_by_role("button", name="lr").press("Enter")
+    assert page.locator("#runs tbody th").all_inner_texts() == ["three", "one", "two"]
 
 
 def test_the_report_shows_its_curves_samples_and_texts_without_a_script(made, open_page):

@@ -18,10 +18,10 @@ from PIL import Image
 from flame_train.data.grid import grid, places
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.io.runfolder import RunFolder
-from flame_train.show.charts import charts_of
+from flame_train.show.charts import Drawing, charts_of
 from flame_train.show.curves import Curve, LogCurves
 from flame_train.show.run_reader import RunReader, Setting, without_folders
-from flame_train.show.sections import summary
+from flame_train.show.sections import status
 from flame_train.show.svg import axis, html
 from flame_train.show.trained_images import MOST, cell_of, images_of, sheet_of, with_losses, with_thumbnail
 from flame_train.training.log import KEPT, Meter
@@ -142,7 +142,7 @@ def test_an_image_is_joined_with_its_running_loss_also_in_sets():
     sizes = {"original": "8x4", "resized": "8x4", "bucket": "4x4", "crop": {"left": 2, "top": 0}}
     rows = [{"set": "one", "file": "a.png", **sizes}, {"set": "two", "file": "a.png", **sizes}]
     losses = {"images": [{"file": "two/a.png", "relative_loss": 2.5, "seen": 4}]}
-    found = with_losses(images_of(json.dumps(rows).encode()), json.dumps(losses).encode(), False)
+    found = with_losses(images_of(json.dumps(rows).encode(), 0), json.dumps(losses).encode())
     assert [(image.name, image.loss, image.seen) for image in found] == [
         ("two/a.png", 2.5, 4),
         ("one/a.png", None, None),
@@ -164,8 +164,8 @@ def test_an_image_is_joined_with_its_running_loss_also_in_sets():
     ],
 )
 def test_a_dataset_that_makes_no_sense_has_no_images(raw):
-    assert images_of(raw) == ()
-    assert with_losses((), raw, True) == ()
+    assert images_of(raw, 12) == ()
+    assert with_losses((), raw) == ()
 
 
 # ---- the whole folder --------------------------------------------------------------------------------------
@@ -180,9 +180,10 @@ def test_a_run_is_read_whole(made):
     assert (view.images[0].name, view.images[0].loss, view.images[0].mask) == ("a.png", 3.25, "a.mask.png")
     assert [image.name for image in view.images if image.held_out] == ["b.png"]
     assert "checkpoints/step-000040" in {kept.name for kept in view.files}
-    names = [chart.name for chart in charts_of(view, 100)]
+    names = [chart.name for chart in charts_of(view, 100, Drawing())]
     assert names == [
-        *("loss", "bands", "levels", "validation", "lr", "grad_norm", "images_per_s", "memory", "optimizer-d")
+        *("loss", "validation", "timesteps", "validation-timesteps", "bands", "lr", "grad_norm", "images_per_s"),
+        "optimizer-d",
     ]
 
 
@@ -205,9 +206,9 @@ def test_a_run_goes_on_only_while_its_lock_is_held(made):
         folder.log(record(41), {"steps": 80, "steps_per_s": 2.0})
         view = RunReader(run.folder).read()
         assert (view.status["state"], view.step, view.seconds_left) == ("running", 41, 19.5)
-        assert "time left" in html(summary(view, live=True))
-        status = (run.folder / "status.json").read_bytes()
-    (run.folder / "status.json").write_bytes(status)  # as a run that was killed leaves it
+        assert "0:00:20 left" in html(status(view, live=True))
+        raw = (run.folder / "status.json").read_bytes()
+    (run.folder / "status.json").write_bytes(raw)  # as a run that was killed leaves it
     view = RunReader(run.folder).read()
     assert (view.status["state"], view.seconds_left) == ("interrupted", None)
 

@@ -82,7 +82,7 @@ def test_nothing_can_be_changed(port, method):
 
 
 def test_no_other_site_may_read_or_frame_an_answer_and_no_script_but_ours_runs(port):
-    for path in ("/run?name=run", "/run.json?name=run", "/assets/plotly.js", "/sheet?name=run"):
+    for path in ("/run?name=run", "/run.json?name=run", "/assets/page.css", "/sheet?name=run"):
         status, headers, _ = ask(port, path, headers={"Origin": "http://evil.example"})
         assert status == 200
         assert "access-control-allow-origin" not in headers
@@ -210,9 +210,9 @@ def test_a_sample_or_sheet_that_became_a_link_is_not_given(made, serve, tmp_path
     place.unlink()
     os.symlink(secret, place)
     port = serve(run.folder)
-    assert ask(port, "/sample?name=run&step=10&prompt=0")[0] == 404
+    assert ask(port, "/sample?name=run&grid=step-000010.png&prompt=0")[0] == 404
     assert ask(port, "/sheet?name=run")[0] == 404
-    assert ask(port, "/sample?name=run&step=20&prompt=0")[0] == 200
+    assert ask(port, "/sample?name=run&grid=step-000020.png&prompt=0")[0] == 200
 
 
 def images_of(section):
@@ -255,7 +255,8 @@ def test_a_run_without_control_images_has_none(port):
 
 
 def test_numbers_that_make_no_sense_are_not_there(port):
-    for query in ("step=10&prompt=3", "step=10&prompt=-1", "step=x&prompt=0", "step=99999999999999&prompt=0", "step=²"):
+    for query in ("step-000010.png&prompt=3", "step-000010.png&prompt=-1", "x&prompt=0", "../log.jsonl&prompt=0", "²"):
+        query = f"grid={query}"
         assert ask(port, f"/sample?name=run&{quote(query, safe='=&')}")[0] == 404
     assert ask(port, "/dataset?name=run&page=999&find=" + "x" * 9000)[0] == 200
 
@@ -270,18 +271,17 @@ def test_what_is_as_it_was_is_not_sent_again(made, serve):
     assert json.loads(ask(port, f"/run.json?name=run&have={first['digest']}")[2]) == {"same": True, "running": False}
     run.append(41)
     again = json.loads(ask(port, f"/run.json?name=run&have={first['digest']}")[2])
-    loss = next(chart for chart in again["charts"] if chart["name"] == "loss")
-    assert loss["lines"][0]["x"][-1] == 41
+    assert "41 of 80" in again["sections"]["status"]
 
 
 def test_the_dataset_is_found_by_caption_and_comes_page_by_page(port):
     def of(query):
         return json.loads(ask(port, f"/dataset?name=run&{query}")[2])
 
-    assert (of("")["found"], of("")["pages"]) == (212, 3)
+    assert (of("")["found"], of("")["pages"]) == (212, 11)
     assert of("find=IMAGE+20")["found"] == 11
     assert of("find=a.mask.png")["found"] == 1
-    assert of("page=2")["html"].count("<tr>") == 13
+    assert of("page=10")["html"].count("<tr>") == 13
     assert "a.png" in of("order=highest")["html"]
     assert "a.png" not in of("order=lowest")["html"]
 

@@ -138,7 +138,7 @@ def _samples(view: RunView, step: int) -> dict[str, bytes]:
     if not grids:
         return {}
     try:
-        raw = RunReader(view.folder).grid(grids[-1].step)
+        raw = RunReader(view.folder).grid(grids[-1])
         parts = cropped(raw, grids[-1].boxes, _SIDE, "PNG")
     except OSError as error:
         _LOG.warning("the samples of step %d are not published: %s", grids[-1].step, error)
