@@ -53,8 +53,8 @@ class Chart:
     def apart(self) -> bool:
         """Whether the lines lie so far from each other that a linear axis would show the lower ones as flat."""
         middles = [sorted(line.y)[len(line.y) // 2] for line in self.lines if line.y and not line.faint]
-        lowest = min((y for line in self.lines for y in line.y), default=0.0)
-        return lowest > 0.0 and max(middles) > _APART * min(middles)
+        negative = any(y < 0.0 for line in self.lines for y in line.y)
+        return not negative and max(middles) > _APART * min(middles) > 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ _LEFT, _TOP, _RIGHT, _BOTTOM = 52, 14, 18, 38
 _COLOURS = 8
 _LEAST: Final = 1e-300  # a shorter axis counts as none: its ticks would be no normal numbers
 _BEYOND = 1e5  # lengths of an axis: so far a peak that is cut off keeps its value for the script
+_DECADES = 1e-6  # of the largest value: what is smaller, as a learning rate at its end, is below a logarithmic axis
 _EDGE = 5  # pixels around the axes in which lines and marks are drawn
 _PEAKS = 0.99  # share of the values that an axis from 0 holds: a few peaks would flatten the rest
 _USUAL = (0.05, 0.95)  # of a faint line a fitted axis holds these shares, from the lowest up: what it scatters over
@@ -103,9 +104,9 @@ def _values(chart: Chart, axes: str) -> Axis:
     """Returns the axis of a chart's values: one that is fitted to a chart with far lines is logarithmic."""
     whole = [y for line in chart.lines if not line.faint for y in line.y]
     if axes == "log" or (axes == "fitted" and chart.apart):
-        positive = [y for y in whole if y > 0.0]
-        if positive:
-            return log_axis(positive)
+        above = [y for y in whole if y > max(whole) * _DECADES and y > 0.0]
+        if above:
+            return log_axis(above)
     if axes == "zero":
         return axis([y for line in chart.lines for y in line.y], 4, zero=True, share=_PEAKS)
     for line in chart.lines:

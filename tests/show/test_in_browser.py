@@ -143,8 +143,8 @@ def test_charts_are_read_by_keys_and_lead_to_samples_and_file(made, serve, open_
     page.keyboard.press("Home")
     page.locator("#chart-validation .at a").first.press("Enter")
     assert page.evaluate("document.activeElement.querySelector('img').alt") == f"step 10: {PROMPTS[0]}"
-    box = page.locator("#chart-loss svg.chart").bounding_box()
-    page.mouse.click(box["x"] + box["width"] * 0.9, box["y"] + 50)
+    chart = page.locator("#chart-loss svg.chart")
+    chart.click(position={"x": chart.bounding_box()["width"] * 0.9, "y": 50})
     assert "samples of step 40" in page.inner_text("#chart-loss .at")
 
 

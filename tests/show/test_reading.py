@@ -7,6 +7,7 @@ import json
 import os
 import random
 from array import array
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,12 +19,21 @@ from PIL import Image
 from flame_train.data.grid import grid, places
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.io.runfolder import RunFolder
-from flame_train.show.charts import Drawing, charts_of
+from flame_train.show.charts import Chart, Drawing, Line, charts_of
 from flame_train.show.curves import Curve, LogCurves
 from flame_train.show.run_reader import RunReader, Setting, without_folders
 from flame_train.show.sections import status
-from flame_train.show.svg import axis, html
-from flame_train.show.trained_images import MOST, cell_of, images_of, sheet_of, with_losses, with_thumbnail
+from flame_train.show.svg import axis, html, log_axis, svg
+from flame_train.show.trained_images import (
+    MOST,
+    cell_of,
+    cells_in,
+    images_of,
+    sheet_of,
+    sheet_of_some,
+    with_losses,
+    with_thumbnail,
+)
 from flame_train.training.log import KEPT, Meter
 
 from .conftest import record
@@ -106,6 +116,33 @@ def test_an_axis_holds_all_values_between_round_ticks(values, zero):
     assert all(0.0 <= found.share(value) <= 1.0 for value in values)
 
 
+@given(st.lists(st.floats(5e-324, 1.7e308), min_size=1, max_size=20))
+@example([1.7e308])
+@example([5e-324])
+@example([0.1, 0.11])
+def test_a_logarithmic_axis_holds_all_values_between_its_ticks(values):
+    found = log_axis(values)
+    assert 0.0 < found.low < found.high
+    assert all(0.0 <= found.share(value) <= 1.0 for value in values)
+    assert all(
+        found.share(value, 1e9) == pytest.approx(found.share(value), abs=1e-9) for value in values if value > 1e-300
+    )
+    assert list(found.ticks) == sorted(set(found.ticks))
+    assert len(found.ticks) <= 16
+
+
+def test_lines_that_lie_far_apart_have_a_logarithmic_axis():
+    """Of a line at 1 and one at 0.002 neither is flat, if a warm-up begins at 0 too."""
+    steps = (1.0, 2.0, 3.0)
+    far, near = Line("far", steps, (1.0, 0.9, 0.7)), Line("near", steps, (0.002, 0.0018, 0.0013))
+    assert Chart("loss", "Loss", (far, near)).apart
+    assert not Chart("loss", "Loss", (far, replace(near, y=(0.5, 0.4, 0.3)))).apart
+    assert Chart("lr", "lr", (far, replace(near, y=(0.0, 0.0018, 0.0013)))).apart
+    assert not Chart("lr", "lr", (far, replace(near, y=(-0.1, 0.0018, 0.0013)))).apart
+    assert 'data-log=""' in html(svg(Chart("loss", "Loss", (far, near))))
+    assert "data-log" not in html(svg(Chart("loss", "Loss", (far, near)), "zero"))
+
+
 # ---- grids and images --------------------------------------------------------------------------------------
 
 
@@ -149,6 +186,39 @@ def test_an_image_is_joined_with_its_running_loss_also_in_sets():
     ]
     assert found[0].cropped == (0.25, 0.0, 0.5, 1.0)
     assert found[0].thumbnail is None
+
+
+def test_an_image_of_the_only_trained_set_is_joined_by_its_file():
+    """A run that holds a whole set out names the trained images without their set."""
+    sizes = {"original": "8x4", "resized": "8x4", "bucket": "4x4", "crop": {"left": 2, "top": 0}}
+    rows = [{"set": "one", "file": "a.png", **sizes}, {"set": "two", "file": "a.png", "validation": True, **sizes}]
+    losses = {"images": [{"file": "a.png", "relative_loss": 2.5, "seen": 4}]}
+    found = with_losses(images_of(json.dumps(rows).encode(), 0), json.dumps(losses).encode())
+    assert [(image.name, image.loss) for image in found] == [("one/a.png", 2.5), ("two/a.png", None)]
+
+
+@pytest.mark.parametrize("most", [120, MOST])
+def test_a_thumbnail_is_that_of_its_image_in_sheets_of_every_size(most):
+    """Each cell's colour says which image it is of; earlier versions wrote sheets of 120."""
+    sizes = {"original": "96x96", "resized": "96x96", "bucket": "96x96", "crop": {"left": 0, "top": 0}}
+    rows = [{"file": f"{i}.png", **sizes} for i in range(3 * MOST)]
+    pixels = np.zeros((most // 12 * 96, 12 * 96, 3), np.uint8)
+    for cell, number in enumerate(with_thumbnail(len(rows), most)):
+        left, top, right, bottom = cell_of(cell, (96, 96))
+        pixels[top:bottom, left:right] = (number % 16 * 15, number // 16 % 16 * 15, number // 256 * 15)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=95)
+    images = images_of(json.dumps(rows).encode(), cells_in(buffer.getvalue()))
+    assert sum(image.cell is not None for image in images) == most
+    some = [image for image in images if image.cell is not None][5:most:7]
+    made, again = sheet_of_some(buffer.getvalue(), [*some, images[1]])
+    for raw, shown in ((buffer.getvalue(), some), (made, again[:-1])):
+        with Image.open(io.BytesIO(raw)) as sheet:
+            for image in shown:
+                left, top, _, _ = image.thumbnail
+                number = int(image.name.removesuffix(".png"))
+                wanted = (number % 16 * 15, number // 16 % 16 * 15, number // 256 * 15)
+                assert np.abs(np.subtract(sheet.getpixel((left + 48, top + 48)), wanted)).max() < 7
 
 
 @pytest.mark.parametrize(
