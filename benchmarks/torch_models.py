@@ -80,6 +80,7 @@ def _flux_baseline(arch: FluxArch, length: Lengths) -> TorchBaseline:
 
 BASELINES: Final = {
     "sdxl": _unet_baseline,
+    "sd15": _unet_baseline,
     "sd3": _sd3_baseline,
     "flux": _flux_baseline,
     "zimage": _zimage_baseline,
@@ -89,7 +90,7 @@ BASELINES: Final = {
 }
 
 
-# ---- SDXL -----------------------------------------------------------------------------------------------------------
+# ---- SDXL and Stable Diffusion --------------------------------------------------------------------------------------
 
 
 def unet_arguments(arch: UNetArch) -> dict[str, Any]:
@@ -97,12 +98,16 @@ def unet_arguments(arch: UNetArch) -> dict[str, Any]:
     widths = [arch.model_channels * m for m in arch.channel_mult]
     depths = arch.transformer_depth
     down = ["CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths]
-    return {
-        "in_channels": arch.in_channels,
-        "out_channels": arch.out_channels,
+    vector = {
         "addition_embed_type": "text_time",
         "addition_time_embed_dim": 256,
-        "attention_head_dim": [width // arch.head_dim for width in widths],
+        "projection_class_embeddings_input_dim": arch.adm_in_channels,
+    }
+    return {
+        **(vector if arch.adm_in_channels else {}),
+        "in_channels": arch.in_channels,
+        "out_channels": arch.out_channels,
+        "attention_head_dim": [arch.heads or width // arch.head_dim for width in widths],
         "block_out_channels": widths,
         "cross_attention_dim": arch.context_dim,
         "down_block_types": down,
@@ -110,9 +115,8 @@ def unet_arguments(arch: UNetArch) -> dict[str, Any]:
         "layers_per_block": arch.num_res_blocks,
         "norm_num_groups": arch.groups,
         "norm_eps": arch.eps,
-        "projection_class_embeddings_input_dim": arch.adm_in_channels,
         "transformer_layers_per_block": [max(depth, 1) for depth in depths],
-        "use_linear_projection": True,
+        "use_linear_projection": arch.linear_projections,
     }
 
 
@@ -121,10 +125,10 @@ def _unet(arch: UNetArch) -> Prepare:
         side = resolution // 8
         latents = torch.randn(size, arch.in_channels, side, side, **like).to(memory_format=torch.channels_last)
         context = torch.randn(size, _UNET_TEXT, arch.context_dim, **like)
-        extra = {
-            "text_embeds": torch.randn(size, arch.adm_in_channels - SIZE_CONDITIONING, **like),
-            "time_ids": torch.tensor([[resolution, resolution, 0, 0, resolution, resolution]] * size, **like),
-        }
+        extra = {}
+        if arch.adm_in_channels:
+            extra["text_embeds"] = torch.randn(size, arch.adm_in_channels - SIZE_CONDITIONING, **like)
+            extra["time_ids"] = torch.tensor([[resolution, resolution, 0, 0, resolution, resolution]] * size, **like)
         abar = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, device=like["device"]).square().neg().add(1).cumprod(0)
 
         def loss(torch: Any, unet: Any) -> Any:
@@ -132,7 +136,7 @@ def _unet(arch: UNetArch) -> Prepare:
             t = torch.randint(0, 1000, (size,), device=like["device"])
             a = abar[t].view(-1, 1, 1, 1)
             noised = (a.sqrt() * latents + (1 - a).sqrt() * noise).to(like["dtype"])
-            out = unet(noised, t, context, added_cond_kwargs=extra, return_dict=False)[0]
+            out = unet(noised, t, context, added_cond_kwargs=extra or None, return_dict=False)[0]
             return torch.nn.functional.mse_loss(out.float(), noise.float())
 
         return loss

@@ -19,6 +19,7 @@ from typing import Any, Final
 FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "sdxl": "SDXL",
+        "sd15": "SD 1.5 or 2.1",
         "sd3": "SD3 or SD3.5",
         "flux": "Flux.1",
         "zimage": "Z-Image",

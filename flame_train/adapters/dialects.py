@@ -109,8 +109,9 @@ def spellings(family: LoraFamily) -> Mapping[str, MatchedKey]:
 
 
 def kohya_name(component: LoraComponent, module: str) -> str:
-    """Returns `lora_unet` and the native path, every dot an underscore."""
-    return f"{component.kohya}_{module.replace('.', '_')}"
+    """Returns `lora_unet` and the path, every dot an underscore: the native one, or that in diffusers."""
+    path = module if component.kohya_paths == "native" else next(iter(component.modules[module]))
+    return f"{component.kohya}_{path.replace('.', '_')}"
 
 
 def diffusers_name(component: LoraComponent, path: str) -> str:
@@ -133,7 +134,7 @@ def _spellings_of(component: LoraComponent, module: str) -> list[tuple[str, Matc
     for prefix, dialect in dotted.items():
         spellings += [(prefix + path, MatchedKey(component.name, module, dialect, part)) for path, part in written]
     for prefix in (component.kohya, *component.flat):
-        for path, part in own[1:]:
+        for path, part in own if component.kohya_paths == "diffusers" else own[1:]:
             place = MatchedKey(component.name, module, "kohya with diffusers paths", part)
             spellings.append((f"{prefix}_{path.replace('.', '_')}", place))
     return spellings

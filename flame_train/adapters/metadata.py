@@ -166,7 +166,7 @@ def network_metadata(
         args |= _of_kernels(kernels)
     ranks, alphas = ({str(f.rank) for f in linear}, {str(float(f.alpha)) for f in linear})
     return {
-        "ss_v2": "False",
+        "ss_v2": str(family.base_version.startswith("sd_v2")),
         "ss_base_model_version": family.base_version,
         "ss_network_module": "lycoris.kohya" if "algo" in args else family.network_module,
         "ss_network_dim": ranks.pop() if len(ranks) == 1 else "Dynamic",

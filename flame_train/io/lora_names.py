@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from flame_train.io.keymap import KeyMap, Source
 
@@ -139,6 +139,7 @@ class LoraComponent:
     flat: tuple[str, ...] = ()  # further flattened prefixes, before the path in diffusers
     absent: re.Pattern[str] | None = None  # modules of some files that this network does not have
     alpha_lost: re.Pattern[str] | None = None  # modules whose alpha diffusers loses in kohya's naming
+    kohya_paths: Literal["native", "diffusers"] = "native"  # whose paths kohya's names are made of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

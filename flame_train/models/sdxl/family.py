@@ -220,14 +220,14 @@ class SdxlFamily(Family):
         )
 
     def open(self, opening: Opening) -> Model:
-        _check_prediction(opening.base, opening.model.prediction)
+        check_prediction(opening.base, opening.model.prediction)
         return super().open(opening)
 
     def write_small_base(self, folder: Path, seed: int) -> None:
         copy_small_sdxl(folder / "base.safetensors")
 
 
-def _check_prediction(base: Path, given: str) -> None:
+def check_prediction(base: Path, given: str) -> None:
     """Refuses training on the other target, which destroys a model without a sign in the log."""
     stated = stated_prediction(base)
     if stated and stated != given:

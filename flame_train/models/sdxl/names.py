@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from functools import lru_cache, partial
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, as_stored
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import Component, Layout, resolve
-from flame_train.models.sdxl.names_unet import SDXL_LEVELS, UNET_MODULES, UNetLevels, unet_from_diffusers
+from flame_train.io.resolve import resolve
+from flame_train.models.sdxl.names_unet import (
+    ALPHA_LOST,
+    IN_UNET,
+    SDXL_LEVELS,
+    UNET_COMPONENT,
+    UNET_MODULES,
+    unet_from_diffusers,
+)
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
@@ -20,7 +25,6 @@ from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip import names as clip
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 
-_FP8: Final = r"scaled_fp8|.*\.scale_input"  # what marks a scaled fp8 file, or serves products in fp8
 _ELSEWHERE: Final = re.compile(
     r"denoiser\.(log_)?sigmas|model_ema\..*|conditioner\.embedders\.0\.(logit_scale|text_projection.*)"
     r"|v_pred|ztsnr|betas|alphas_cumprod(_prev)?|(log_)?(one_minus|sqrt|posterior).*"
@@ -30,20 +34,8 @@ _NO_ATTENTION: Final = re.compile(
     r"(input_blocks\.[12]|output_blocks\.[678])\.1\.transformer_blocks\.0\.attn[12]\.to_(q|k|v|out\.0)"
 )
 
-_ATTENTION: Final = re.compile(r".*\.(attn[12]\.to_(q|k|v|out\.0)|self_attn\.(q|k|v|out)_proj)")
-
-
-def _unet_table(names: Collection[str]) -> KeyMap:
-    return unet_from_diffusers(UNetLevels.of_diffusers(names))
-
-
 COMPONENTS: Final = (
-    Component(
-        "unet",
-        ("model.diffusion_model.", "unet/", "diffusion_model."),
-        (Layout("single-file", "input_blocks.", as_stored), Layout("diffusers", "down_blocks.", _unet_table)),
-        re.compile(_FP8),
-    ),
+    UNET_COMPONENT,
     VAE,
     clip.clip_l("conditioner.embedders.0.transformer."),
     clip.clip_g("conditioner.embedders.1.model."),
@@ -61,9 +53,9 @@ def lora_family() -> LoraFamily:
     return LoraFamily(
         name="sdxl",
         components=(
-            LoraComponent("unet", "lora_unet", unet, native, ("lycoris",), _NO_ATTENTION, _ATTENTION),
-            LoraComponent("text_encoder", "lora_te1", text_l, clip_l, alpha_lost=_ATTENTION),
-            LoraComponent("text_encoder_2", "lora_te2", text_g, clip_g, alpha_lost=_ATTENTION),
+            LoraComponent("unet", "lora_unet", unet, native, ("lycoris",), _NO_ATTENTION, ALPHA_LOST),
+            LoraComponent("text_encoder", "lora_te1", text_l, clip_l, alpha_lost=ALPHA_LOST),
+            LoraComponent("text_encoder_2", "lora_te2", text_g, clip_g, alpha_lost=ALPHA_LOST),
         ),
         base_version="sdxl_base_v1-0",
         architecture="stable-diffusion-xl-v1-base/lora",
@@ -83,7 +75,7 @@ SDXL_FILES: Final = FamilyFiles("sdxl", COMPONENTS, _ALONE, _NETWORKS, partial(r
 
 
 _INPUTS: Final = {4: "", 8: " (edit)", 9: " (inpainting)"}
-_LABELS: Final[dict[Shape, str]] = {(1536, 2560): "sdxl-refiner", (1280, 2816): "sdxl"}
+_LABELS: Final[dict[Shape | None, str]] = {(1536, 2560): "sdxl-refiner", (1280, 2816): "sdxl"}
 _PLACES: Final = (
     ("input_blocks.0.0.weight", "label_emb.0.0.weight", "input_blocks.1.1"),
     ("conv_in.weight", "add_embedding.linear_1.weight", "down_blocks.0.attentions.0"),
@@ -97,35 +89,30 @@ def _unet(model: str, shapes: Shapes) -> tuple[str, str] | None:
         return None
     note = _INPUTS.get(shapes[first][1], f" ({shapes[first][1]} input channels)")
     label, context = shapes.get(embedding), dim(shapes, f"{level}.transformer_blocks.0.attn2.to_k.weight", 1)
-    if label is None:
-        return {768: "sd1", 1024: "sd2"}.get(context or 0, "unknown"), note
     if label not in _LABELS and context is None:
         return "sdxl", f" (reduced size){note}"
     return _LABELS.get(label, "unknown"), note
 
 
-_IN_UNET: Final = "(in|out)put_blocks_|middle_block_|(down|up)_blocks_|mid_block_"
 MARKS: Final = Marks(
     names={
-        "sd1": "Stable Diffusion 1.x",
-        "sd2": "Stable Diffusion 2.x",
         "sdxl": "SDXL",
         "sdxl-refiner": "SDXL refiner",
     },
-    groups={"sd1-sd2-sdxl": ("sd1", "sd2", "sdxl", "sdxl-refiner"), "sdxl-sd3": ("sdxl",)},
+    groups={"sd1-sd2-sdxl": ("sdxl", "sdxl-refiner"), "sdxl-sd3": ("sdxl",)},
     networks=(
-        Mark("sdxl", "single-file", ("input_blocks.0.0.weight",), kind="unet"),
-        Mark("sdxl", "diffusers", ("conv_in.weight", "down_blocks.*", "time_embedding.*"), kind="unet"),
+        Mark("sdxl", "single-file", ("input_blocks.0.0.weight", "label_emb.*"), kind="unet"),
+        Mark(
+            "sdxl", "diffusers", ("conv_in.weight", "down_blocks.*", "time_embedding.*", "add_embedding.*"), kind="unet"
+        ),
     ),
     variant=_unet,
     loras=tuple(
-        LoraMark(model, _IN_UNET, sizes=(Width(r"_attn2_(processor_)?to_[kv]", width),))
-        for model, width in {"sd1": 768, "sd2": 1024, "sdxl": 2048, "sdxl-refiner": 1280}.items()
+        LoraMark(model, IN_UNET, sizes=(Width(r"_attn2_(processor_)?to_[kv]", width),))
+        for model, width in {"sdxl": 2048, "sdxl-refiner": 1280}.items()
     ),
     written={
         "refiner": "sdxl-refiner",
         "sdxl|stable-diffusion-xl": "sdxl",
-        "stable-diffusion-v2|sd_v2": "sd2",
-        "stable-diffusion-v1|sd_v1": "sd1",
     },
 )

@@ -1,4 +1,4 @@
-"""SDXL's UNet: diffusers names -> single-file names, for any depth of the same construction.
+"""The UNet of SDXL and Stable Diffusion: diffusers names -> single-file names, for any depth of the construction.
 
 The native names are those of the single file without `model.diffusion_model.`. All tensors keep their shape.
 What a folder states of a UNet beside its weights, and shapes do not tell, is read here too.
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flame_train.errors import ModelFileError
-from flame_train.io.keymap import KeyMap, Line, Op, Rule, lines, table
+from flame_train.io.keymap import KeyMap, Line, Op, Rule, as_stored, lines, table
+from flame_train.io.resolve import Component, Layout
 from flame_train.io.weights import open_weights
 from flame_train.networks.files.stated import Stated
 
@@ -70,7 +71,22 @@ class UNetLevels:
         return cls(resnets, tuple((level, "attentions", 0) in parts for level in range(levels)))
 
 
+def _unet_table(names: Collection[str]) -> KeyMap:
+    return unet_from_diffusers(UNetLevels.of_diffusers(names))
+
+
+UNET_COMPONENT: Final = Component(
+    "unet",
+    ("model.diffusion_model.", "unet/", "diffusion_model."),
+    (Layout("single-file", "input_blocks.", as_stored), Layout("diffusers", "down_blocks.", _unet_table)),
+    re.compile(r"scaled_fp8|.*\.scale_input"),  # what marks a scaled fp8 file, or serves products in fp8
+)
+IN_UNET: Final = "(in|out)put_blocks_|middle_block_|(down|up)_blocks_|mid_block_"
+"""A pattern of what names of LoRAs of a UNet have in them, every dot an underscore."""
+ALPHA_LOST: Final = re.compile(r".*\.(attn[12]\.to_(q|k|v|out\.0)|self_attn\.(q|k|v|out)_proj)")
+"""A pattern of the modules whose alpha diffusers loses in kohya's naming."""
 SDXL_LEVELS: Final = UNetLevels(resnets=2, attention=(False, True, True))
+SD_LEVELS: Final = UNetLevels(resnets=2, attention=(True, True, True, False))
 
 
 def unet_from_diffusers(levels: UNetLevels = SDXL_LEVELS) -> KeyMap:
@@ -126,7 +142,6 @@ def _up(levels: UNetLevels) -> tuple[_Direct, _Prefixes]:
 
 
 _RESNETS: Final = 2
-_DEPTHS: Final = (0, 2, 10)  # transformer blocks at each level; the middle has as many as the last
 _RESNET_LAYERS: Final = ("in_layers.2", "emb_layers.1", "out_layers.3")
 _BLOCK_LAYERS: Final = (
     *(f"attn{n}.{part}" for n in (1, 2) for part in ("to_q", "to_k", "to_v", "to_out.0")),
@@ -135,32 +150,35 @@ _BLOCK_LAYERS: Final = (
 )
 
 
-def _modules() -> Iterator[str]:
-    yield from ("time_embed.0", "time_embed.2", "label_emb.0.0", "label_emb.0.2", "input_blocks.0.0")
-    yield from _modules_down()
+def _modules(depths: Sequence[int], middle: int, vector: bool) -> Iterator[str]:
+    """Yields the layers of a UNet with so many transformer blocks at each level, and in the middle."""
+    yield from ("time_embed.0", "time_embed.2", "input_blocks.0.0")
+    if vector:
+        yield from ("label_emb.0.0", "label_emb.0.2")
+    yield from _modules_down(depths)
     yield from _resnet_modules("middle_block.0", skip=False)
-    yield from _attention_modules("middle_block.1", _DEPTHS[-1])
+    yield from _attention_modules("middle_block.1", middle)
     yield from _resnet_modules("middle_block.2", skip=False)
-    yield from _modules_up()
+    yield from _modules_up(depths)
     yield "out.2"
 
 
-def _modules_down() -> Iterator[str]:
+def _modules_down(depths: Sequence[int]) -> Iterator[str]:
     block = 1
-    for level, depth in enumerate(_DEPTHS):
+    for level, depth in enumerate(depths):
         for number in range(_RESNETS):
-            # the first level keeps the channel count; each later one changes it in its first resnet
-            yield from _resnet_modules(f"input_blocks.{block}.0", skip=level > 0 and number == 0)
+            # the second and third level change the channel count in their first resnet
+            yield from _resnet_modules(f"input_blocks.{block}.0", skip=level in (1, 2) and number == 0)
             yield from _attention_modules(f"input_blocks.{block}.1", depth)
             block += 1
-        if level + 1 < len(_DEPTHS):
+        if level + 1 < len(depths):
             yield f"input_blocks.{block}.0.op"
             block += 1
 
 
-def _modules_up() -> Iterator[str]:
+def _modules_up(depths: Sequence[int]) -> Iterator[str]:
     block = 0
-    for level, depth in reversed(list(enumerate(_DEPTHS))):
+    for level, depth in reversed(list(enumerate(depths))):
         for _ in range(_RESNETS + 1):
             yield from _resnet_modules(f"output_blocks.{block}.0", skip=True)  # its input is joined with the way down's
             yield from _attention_modules(f"output_blocks.{block}.1", depth)
@@ -182,8 +200,10 @@ def _attention_modules(prefix: str, depth: int) -> Iterator[str]:
         yield from (f"{prefix}.transformer_blocks.{block}.{part}" for part in _BLOCK_LAYERS)
 
 
-UNET_MODULES: Final = tuple(_modules())
+UNET_MODULES: Final = tuple(_modules((0, 2, 10), 10, vector=True))
 """Native paths of the 794 linear layers and convolutions of SDXL base's UNet."""
+SD_MODULES: Final = tuple(_modules((1, 1, 1, 0), 1, vector=False))
+"""Those of the 282 of Stable Diffusion 1's and 2's."""
 
 
 _V_MARKERS: Final = frozenset({"v_pred", "ztsnr"})  # empty tensors in single files of such models, as NoobAI's
@@ -195,35 +215,40 @@ _NOT_EDM: Final = (
 _SCHEDULE: Final = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
 _PREDICTIONS: Final = {"v": "v", "v_prediction": "v", "epsilon": "epsilon", "flow": "flow"}
 _MAX_CONFIG_BYTES: Final = 1_000_000
-AS_SDXL: Final[dict[str, object]] = {
+AS_SD: Final[dict[str, object]] = {
     **{"act_fn": "silu", "downsample_padding": 1, "conv_in_kernel": 3, "conv_out_kernel": 3},
     **{"center_input_sample": False, "flip_sin_to_cos": True, "freq_shift": 0},
     **{"time_embedding_type": "positional", "time_embedding_act_fn": None, "timestep_post_act": None},
     **{"resnet_time_scale_shift": "default", "resnet_skip_time_act": False, "resnet_out_scale_factor": 1.0},
     **{"mid_block_scale_factor": 1, "only_cross_attention": False, "dual_cross_attention": False},
     **{"attention_type": "default", "cross_attention_norm": None, "encoder_hid_dim_type": None},
-    **{"class_embed_type": None, "addition_embed_type": "text_time", "addition_time_embed_dim": 256},
+    **{"class_embed_type": None, "addition_embed_type": None},
 }
 """What diffusers' UNet may state and shapes do not tell; what else it states is read, or follows from shapes."""
+AS_SDXL: Final = AS_SD | {"addition_embed_type": "text_time", "addition_time_embed_dim": 256}
 
 
-def stated_head_dim(stated: Stated, widths: Sequence[int], depths: Sequence[int]) -> int:
-    """The width of a head, of which there is one in all levels with transformers; 0 if the folder does not state it.
+def stated_heads(stated: Stated, widths: Sequence[int], depths: Sequence[int]) -> tuple[int, int] | None:
+    """Returns the width of a head, and 0; or 0, and the number of heads; None if the folder states neither.
 
-    diffusers calls the number of heads of each level `attention_head_dim`. Raises ModelFileError for several widths.
+    One of the two is the same in all levels with transformers, and in the middle, which is as wide as the last level.
+    diffusers calls the number of heads of each level `attention_head_dim`. Raises ModelFileError for anything else.
     """
     heads = stated.values.get("num_attention_heads") or stated.values.get("attention_head_dim")
     if heads is None:
-        return 0
+        return None
     each = heads if isinstance(heads, list) else [heads] * len(widths)
-    levels = zip(widths, each, depths, strict=False)
-    found = {width // n for width, n, depth in levels if depth and isinstance(n, int) and n > 0}
-    if len(found) != 1:
-        raise ModelFileError(
-            f"{stated.path}: attention_head_dim: expected the numbers of heads of one width, found {heads!r}: such a "
-            "UNet is not supported here"
-        )
-    return found.pop()
+    levels = list(zip(widths, each, (*depths[:-1], 1), strict=False))
+    found = {n for _, n, depth in levels if depth and isinstance(n, int) and n > 0}
+    head_dims = {width // n for width, n, depth in levels if depth and n in found}
+    if len(head_dims) == 1:
+        return head_dims.pop(), 0
+    if len(found) == 1:
+        return 0, found.pop()
+    raise ModelFileError(
+        f"{stated.path}: attention_head_dim: expected the numbers of heads of one width, or one number, found "
+        f"{heads!r}: such a UNet is not supported here"
+    )
 
 
 def stated_prediction(path: str | Path) -> str:

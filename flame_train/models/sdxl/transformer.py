@@ -17,8 +17,8 @@ from flame_train.networks.block_network import Block
 class Attention(nn.Module):
     """Attention from an image to itself, or to a text whose keys and values are given."""
 
-    def __init__(self, channels: int, context_dim: int, head_dim: int) -> None:
-        self.heads = channels // head_dim
+    def __init__(self, channels: int, context_dim: int, heads: int) -> None:
+        self.heads = heads
         self.to_q = nn.Linear(channels, channels, bias=False)
         self.to_k = nn.Linear(context_dim, channels, bias=False)
         self.to_v = nn.Linear(context_dim, channels, bias=False)
@@ -66,10 +66,10 @@ class FeedForward(nn.Module):
 class TransformerBlock(Block):
     """Self attention, cross attention and feed-forward, each behind a layer norm and around a residual."""
 
-    def __init__(self, channels: int, context_dim: int, head_dim: int) -> None:
-        self.attn1 = Attention(channels, channels, head_dim)
+    def __init__(self, channels: int, context_dim: int, heads: int) -> None:
+        self.attn1 = Attention(channels, channels, heads)
         self.ff = FeedForward(channels)
-        self.attn2 = Attention(channels, context_dim, head_dim)
+        self.attn2 = Attention(channels, context_dim, heads)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(channels) for _ in range(3))
 
     def forward(self, x_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor) -> Tensor:
@@ -89,26 +89,46 @@ TextKeys = Mapping[TransformerBlock, tuple[Tensor, Tensor]]
 class SpatialTransformer(nn.Module):
     """A feature map as a sequence of positions, through transformer blocks, around a residual."""
 
-    def __init__(self, channels: int, depth: int, context_dim: int, head_dim: int, groups: int) -> None:
+    def __init__(
+        self, channels: int, depth: int, context_dim: int, heads: int, groups: int, linear: bool = True
+    ) -> None:
         """Declares the layers.
 
         Args:
             channels: C of the feature map.
             depth: number of transformer blocks.
             context_dim: width of the text's tokens.
-            head_dim: width of an attention head.
+            heads: number of attention heads.
             groups: groups of the group norm.
+            linear: whether the projections in and out are linear layers; else they are 1x1 convolutions.
         """
+
+        def projection() -> nn.Linear | nn.Conv2d:
+            return nn.Linear(channels, channels) if linear else nn.Conv2d(channels, channels, 1)
+
         self.norm = nn.GroupNorm(groups, channels, eps=1e-6)
-        self.proj_in = nn.Linear(channels, channels)
+        self.proj_in = projection()
         self.transformer_blocks = nn.ModuleList(
-            [TransformerBlock(channels, context_dim, head_dim) for _ in range(depth)]
+            [TransformerBlock(channels, context_dim, heads) for _ in range(depth)]
         )
-        self.proj_out = nn.Linear(channels, channels)
+        self.proj_out = projection()
 
     def forward(self, x_BHWC: Tensor, text: TextKeys) -> Tensor:
         B, H, W, C = x_BHWC.shape
-        h_BLC = self.proj_in(self.norm(x_BHWC).reshape(B, H * W, C))
+        h_BLC = _projected(self.proj_in, self.norm(x_BHWC)).reshape(B, H * W, C)
         for block in self.transformer_blocks:
             h_BLC = block(h_BLC, *text[block])
-        return self.proj_out(h_BLC, x_BHWC.reshape(B, H * W, C)).reshape(B, H, W, C)
+        return _projected(self.proj_out, h_BLC.reshape(B, H, W, C), x_BHWC)
+
+
+def _projected(layer: nn.Linear | nn.Conv2d, x_BHWC: Tensor, residual_BHWC: Tensor | None = None) -> Tensor:
+    """Returns the residual, if there is one, and the projection; that of a bare 1x1 convolution is a product too."""
+    if isinstance(layer, nn.Linear):
+        return layer(x_BHWC, residual_BHWC)
+    if layer.adapter is not None:
+        made: Tensor = layer(x_BHWC)
+        return made if residual_BHWC is None else made + residual_BHWC
+    weight, bias = nn.compute_copy(layer.weight)[:, :, 0, 0], nn.compute_copy(layer.bias)
+    if residual_BHWC is None:
+        return F.linear(x_BHWC, weight, bias)
+    return F.linear_add(x_BHWC, weight, bias, residual_BHWC)

@@ -1,4 +1,4 @@
-"""SDXL's denoiser: a UNet with transformers at its lower resolutions (arXiv 2307.01952, 2112.10752).
+"""The denoiser of SDXL and Stable Diffusion 1 and 2: a UNet with transformers (arXiv 2307.01952, 2112.10752).
 
 Attribute names are those of the published single file below `model.diffusion_model.`. Activations are
 channels-last, so a transformer block sees its positions without a transpose.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Self
 
@@ -17,34 +17,41 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
-from flame_train.models.sdxl.names_unet import AS_SDXL, stated_head_dim
+from flame_train.models.sdxl.names_unet import AS_SD, AS_SDXL, stated_heads
 from flame_train.models.sdxl.transformer import SpatialTransformer, TextKeys, TransformerBlock
 from flame_train.networks.arch import shape_of
 from flame_train.networks.block_network import Block, BlockNetwork, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import check_latents
 
-_shape: Final = partial(shape_of, "UNet", "an SDXL UNet")
+_shape: Final = partial(shape_of, "UNet", "a UNet of Stable Diffusion or SDXL")
 
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
 SIZES = 6
 _EPS: Final = 1e-5
+_FIRST: Final = "input_blocks.0.0.weight"
+_VECTOR: Final = "label_emb.0.0.weight"
+_OTHERS: Final = {5: "a depth", 7: "an upscaling", 8: "an InstructPix2Pix (edit)", 9: "an inpainting"}
+"""What published models are whose UNet sees more than latents, by its channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class UNetArch:
-    """The network's shapes, and the three numbers that the shapes do not determine."""
+    """The network's shapes, and the numbers that the shapes do not determine: of heads, of groups, and eps."""
 
     in_channels: int = 4
     out_channels: int = 4
     model_channels: int = 320
     channel_mult: tuple[int, ...] = (1, 2, 4)
     num_res_blocks: int = 2
-    transformer_depth: tuple[int, ...] = (0, 2, 10)  # blocks a transformer, by level; the middle has the last
+    transformer_depth: tuple[int, ...] = (0, 2, 10)  # blocks a transformer, by level
+    middle_depth: int = 0  # of the middle's transformer; 0: as many as at the last level
     context_dim: int = 2048
-    adm_in_channels: int = 2816  # pooled text and six size embeddings
+    adm_in_channels: int = 2816  # pooled text and six size embeddings; 0: it sees neither
     head_dim: int = 64
+    heads: int = 0  # of each transformer, however wide; 0: as many as head_dim says
+    linear_projections: bool = True  # into and out of a transformer; else they are 1x1 convolutions
     groups: int = 32
     eps: float = _EPS  # of the norms in residual blocks and before the last convolution
 
@@ -52,6 +59,17 @@ class UNetArch:
     def sdxl(cls) -> Self:
         """Returns the published SDXL base."""
         return cls()
+
+    @classmethod
+    def sd1(cls) -> Self:
+        """Returns Stable Diffusion 1's."""
+        arch = cls(channel_mult=(1, 2, 4, 4), transformer_depth=(1, 1, 1, 0), middle_depth=1, context_dim=768)
+        return replace(arch, adm_in_channels=0, heads=8, linear_projections=False)
+
+    @classmethod
+    def sd2(cls) -> Self:
+        """Returns Stable Diffusion 2's: a wider text, and heads as wide as SDXL's."""
+        return replace(cls.sd1(), context_dim=1024, heads=0, linear_projections=True)
 
     @classmethod
     def tiny(cls, model_channels: int = 32, context_dim: int = 64, pooled_dim: int = 32) -> Self:
@@ -66,36 +84,50 @@ class UNetArch:
         )
 
     @classmethod
+    def tiny_sd1(cls, model_channels: int = 16, context_dim: int = 32) -> Self:
+        """Returns the structure of Stable Diffusion 1's, small enough for a CPU; fits `ClipArch.tiny`."""
+        small = cls.tiny(model_channels, context_dim)
+        made = replace(cls.sd1(), model_channels=model_channels, context_dim=context_dim, groups=small.groups)
+        return replace(made, head_dim=small.head_dim, heads=_heads(model_channels))
+
+    @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Reads the architecture, as `networks.arch` says. Refuses inpainting and edit variants."""
-        stated.require(**AS_SDXL)
-        seen, made = _shape(shapes, "input_blocks.0.0.weight")[1], _shape(shapes, "out.2.weight")[0]
+        """Reads the architecture, as `networks.arch` says. Refuses inpainting, edit and other variants."""
+        vector = shapes.get(_VECTOR, (0, 0))[1]
+        stated.require(**(AS_SDXL if vector else AS_SD))
+        seen, made = _shape(shapes, _FIRST)[1], _shape(shapes, "out.2.weight")[0]
         if seen != made:
             raise ModelFileError(
-                f"UNet: expected as many channels in as out, found {seen} and {made}: this is an inpainting or edit "
-                "model, which needs a second image; use the base model"
+                f"UNet: expected as many channels in as out, found {seen} and {made}: this is "
+                f"{_OTHERS.get(seen, 'an inpainting or edit')} model, which needs a second image; use the base model"
             )
         ends = sorted(int(m[1]) for m in _matches(r"input_blocks\.(\d+)\.0\.op\.weight", shapes))
         per_level = ends[0] if ends else max(_numbers(r"input_blocks\.(\d+)\.", shapes), default=0) + 1
         firsts = [1 + level * per_level for level in range(len(ends) + 1)]
-        channels = _shape(shapes, "input_blocks.0.0.weight")[0]
+        channels = _shape(shapes, _FIRST)[0]
         widths = [_shape(shapes, f"input_blocks.{i}.0.in_layers.2.weight")[0] for i in firsts]
         contexts = {
             shape[1] for name, shape in shapes.items() if name.endswith("transformer_blocks.0.attn2.to_k.weight")
         }
         if len(contexts) != 1:
             raise ModelFileError(f"UNet: expected one text width in the attn2.to_k weights, found {sorted(contexts)}")
-        depths = tuple(len(_numbers(rf"input_blocks\.{i}\.1\.transformer_blocks\.(\d+)\.", shapes)) for i in firsts)
+        places = [*(rf"input_blocks\.{i}" for i in firsts), "middle_block"]
+        *depths, middle = (len(_numbers(rf"{place}\.1\.transformer_blocks\.(\d+)\.", shapes)) for place in places)
+        linear = vector > 0 or len(_shape(shapes, "middle_block.1.proj_in.weight")) == 2
+        head_dim, heads = stated_heads(stated, widths, depths) or _usual_heads(channels, linear)
         return cls(
             in_channels=seen,
             out_channels=made,
             model_channels=channels,
             channel_mult=tuple(w // channels for w in widths),
             num_res_blocks=per_level - 1,
-            transformer_depth=depths,
+            transformer_depth=tuple(depths),
+            middle_depth=0 if middle == depths[-1] else middle,
             context_dim=contexts.pop(),
-            adm_in_channels=_shape(shapes, "label_emb.0.0.weight")[1],
-            head_dim=stated_head_dim(stated, widths, depths) or _head_dim(channels),
+            adm_in_channels=vector,
+            head_dim=head_dim,
+            heads=heads,
+            linear_projections=linear,
             groups=int(stated.number("norm_num_groups", _groups(channels))),
             eps=stated.number("norm_eps", _EPS),
         )
@@ -104,6 +136,16 @@ class UNetArch:
 def _head_dim(model_channels: int) -> int:
     """Returns the family's 64, less in narrower networks, where the folder does not state it."""
     return min(64, model_channels // 2)
+
+
+def _heads(model_channels: int) -> int:
+    """Returns Stable Diffusion 1's 8, less in narrower networks."""
+    return max(1, min(8, model_channels // 8))
+
+
+def _usual_heads(model_channels: int, linear: bool) -> tuple[int, int]:
+    """Returns `head_dim` and `heads` where the folder states neither: 1x1 convolutions are Stable Diffusion 1's."""
+    return _head_dim(model_channels), 0 if linear else _heads(model_channels)
 
 
 def _groups(model_channels: int) -> int:
@@ -235,13 +277,14 @@ class UNet(BlockNetwork):
         self.arch = arch
         emb_dim = 4 * arch.model_channels
         self.time_embed = _mlp(arch.model_channels, emb_dim)
-        self.label_emb = nn.ModuleList([_mlp(arch.adm_in_channels, emb_dim)])
+        if arch.adm_in_channels:
+            self.label_emb = nn.ModuleList([_mlp(arch.adm_in_channels, emb_dim)])
         skips = self._build_down(emb_dim)
         width = arch.model_channels * arch.channel_mult[-1]
         self.middle_block = nn.ModuleList(
             [
                 self._resblock(width, width),
-                self._transformer(width, arch.transformer_depth[-1]),
+                self._transformer(width, arch.middle_depth or arch.transformer_depth[-1]),
                 self._resblock(width, width),
             ]
         )
@@ -296,17 +339,21 @@ class UNet(BlockNetwork):
 
     def _transformer(self, channels: int, depth: int) -> SpatialTransformer:
         a = self.arch
-        return SpatialTransformer(channels, depth, a.context_dim, a.head_dim, a.groups)
+        heads = a.heads or channels // a.head_dim
+        return SpatialTransformer(channels, depth, a.context_dim, heads, a.groups, a.linear_projections)
 
-    def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, vector_BE: Tensor) -> Tensor:
+    def forward(
+        self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, vector_BE: Tensor | None = None
+    ) -> Tensor:
         """Returns the prediction (B, H, W, out_channels) for latents (B, H, W, in_channels).
 
         H and W must be multiples of 4 for three levels (2 to the number of downsamplings). Timesteps are in 0..999.
-        The text encoders give context (B, T, context_dim), `vector_conditioning` gives vector (B, adm_in_channels).
+        The text encoders give context (B, T, context_dim), `vector_conditioning` gives vector (B, adm_in_channels), of
+        which Stable Diffusion 1 and 2 have none.
         Everything but the timesteps is in the dtype of the weights. Raises ShapeError for other latents.
         """
         check_latents("UNet", x_BHWC, self.arch.in_channels, 2 ** (len(self.arch.channel_mult) - 1))
-        silu_emb_BE = F.silu(self._embed(timesteps_B, vector_BE))  # every residual block's first step, done once
+        silu_emb_BE = F.silu(self._embed(timesteps_B, context_BTC.dtype, vector_BE))  # every residual block's first step, done once
         text = self._text(context_BTC)
         h_BHWC, skips = x_BHWC, []
         for stage in self.input_blocks:
@@ -346,12 +393,15 @@ class UNet(BlockNetwork):
             }
         return by_block
 
-    def _embed(self, timesteps_B: Tensor, vector_BE: Tensor) -> Tensor:
+    def _embed(self, timesteps_B: Tensor, dtype: DType, vector_BE: Tensor | None) -> Tensor:
         """Time and vector as one embedding (B, 4 * model_channels); the sinusoid is computed in fp32."""
-        t_BE = F.timestep_embedding(timesteps_B, self.arch.model_channels, dtype=vector_BE.dtype)
+        t_BE = F.timestep_embedding(timesteps_B, self.arch.model_channels, dtype=dtype)
         first, last = self.time_embed[0], self.time_embed[2]
+        time_BE = last(F.silu(first(t_BE)))
+        if vector_BE is None:
+            return time_BE
         label = self.label_emb[0]
-        return last(F.silu(first(t_BE))) + label[2](F.silu(label[0](vector_BE)))
+        return time_BE + label[2](F.silu(label[0](vector_BE)))
 
     def _run(
         self,

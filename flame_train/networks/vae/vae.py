@@ -50,8 +50,13 @@ class VaeArch:
 
     @classmethod
     def sdxl(cls) -> Self:
-        """Returns SDXL's architecture. SD 1 and 2 have the same shapes and another scaling factor."""
+        """Returns SDXL's architecture."""
         return cls()
+
+    @classmethod
+    def sd(cls) -> Self:
+        """Returns that of SD 1 and 2: SDXL's, with another scaling factor."""
+        return cls(scaling_factor=0.18215)
 
     @classmethod
     def sd3(cls) -> Self:

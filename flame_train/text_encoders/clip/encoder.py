@@ -1,4 +1,4 @@
-"""CLIP's text encoders: CLIP-L (Radford et al. 2021) and OpenCLIP bigG, called CLIP-G.
+"""CLIP's text encoders: CLIP-L (Radford et al. 2021), and OpenCLIP ViT-H and bigG, called CLIP-G.
 
 Shape letters: B captions, N windows a caption, T token positions, E embedding.
 """
@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from flame_train.adapters.targets import layer_shapes
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.settings import field
@@ -40,6 +41,16 @@ class ClipGKeys(EncoderKeys):
 
     clip_g: str = field("", "CLIP-G, where the checkpoint holds none; empty: its own", place=True)
     clip_g_dropout: float = field(0.0, "probability that CLIP-G is dropped, apart from captions", ge=0, le=1)
+
+
+class ClipKeys(EncoderKeys):
+    name = "clip"
+
+    clip: str = field("", "the CLIP of SD 1.5 or 2.1, where the checkpoint holds none; empty: its own", place=True)
+    clip_dropout: float = field(0.0, "probability that this CLIP is dropped, apart from captions", ge=0, le=1)
+    clip_skip: int = field(
+        1, "of this CLIP, which layer's state is taken, from the end: models of anime are trained with 2", ge=1, le=12
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +131,37 @@ class ClipL(Clip):
 
 class ClipG(Clip):
     key = "clip_g"
+    pad = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClipAlone(Clip):
+    """The CLIP of a model that has no other: it makes the state of its last layer but `skip` - 1, normalised."""
+
+    key = "clip"
+    pad = 49407
+
+    skip: int = 1
+
+    def encode(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        assert isinstance(network, ClipTextEncoder)
+        B, N, T = inputs["ids"].shape
+        return {self.states: _joined(network.normalised(inputs["ids"].reshape(B * N, T), self.skip - 1), N)}
+
+    def adaptable(self) -> tuple[str, ...]:
+        """Leaves out the layers that do not run."""
+        network = self.part.network
+        assert isinstance(network, ClipTextEncoder)
+        count = network.arch.layers
+        idle = tuple(f"text_model.encoder.layers.{layer}." for layer in range(count - self.skip + 1, count))
+        return tuple(name for name in layer_shapes(network) if not name.startswith(idle))
+
+    @property
+    def vocabulary(self) -> str:
+        return f"{super(ClipAlone, self).vocabulary} {self.skip}"
+
+
+class ClipH(ClipAlone):
     pad = 0
 
 

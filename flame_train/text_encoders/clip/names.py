@@ -1,4 +1,4 @@
-"""CLIP-L and OpenCLIP bigG: OpenCLIP names -> the native ones, which are those of transformers.
+"""CLIP-L, OpenCLIP ViT-H and bigG: OpenCLIP names -> the native ones, which are those of transformers.
 
 OpenCLIP stores q, k and v as one matrix. Its `text_projection` is a bare matrix that multiplies from the right: a
 linear layer's weight is its transpose. It is square, so no shape check would catch a mistake.
@@ -62,7 +62,8 @@ _EXTRAS: Final = (
     r"scaled_fp8|.*\.scale_input|(text_model\.)?embeddings\.position_ids|logit_scale|visual_projection\..*"
     r"|vision_model\..*"
 )
-_PROJECTION: Final = r"|text_projection(\.weight)?"  # of CLIP-L, which no model here uses
+_PROJECTION: Final = r"|text_projection(\.weight)?"  # of CLIP-L and ViT-H, which no model here uses
+_LAST_OF_VIT_H: Final = r"|(transformer\.resblocks|(text_model\.)?encoder\.layers)\.23\..*"
 
 
 def clip_l(prefix: str) -> Component:
@@ -75,10 +76,19 @@ def clip_g(prefix: str) -> Component:
     return Component("text_encoder_2", (prefix, "text_encoder_2/"), _LAYOUTS, re.compile(_EXTRAS))
 
 
+def clip_alone() -> Component:
+    """Returns the one text encoder of Stable Diffusion: CLIP-L of 1, ViT-H of 2, whose last layer does not run."""
+    prefixes = ("cond_stage_model.transformer.", "cond_stage_model.model.", "text_encoder/")
+    ignored = re.compile(_EXTRAS + _PROJECTION + _LAST_OF_VIT_H)
+    return Component("text_encoder", prefixes, _LAYOUTS, ignored)
+
+
 _LINEAR: Final = (*(f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")), "mlp.fc1", "mlp.fc2")
 _BLOCKS: Final = "text_model.encoder.layers"
 CLIP_L_MODULES: Final = tuple(f"{_BLOCKS}.{layer}.{part}" for layer in range(12) for part in _LINEAR)
 """The 72 linear layers of CLIP-L's blocks."""
+CLIP_H_MODULES: Final = tuple(f"{_BLOCKS}.{layer}.{part}" for layer in range(23) for part in _LINEAR)
+"""The 138 of ViT-H's blocks that run."""
 CLIP_G_MODULES: Final = (
     *(f"{_BLOCKS}.{layer}.{part}" for layer in range(32) for part in _LINEAR),
     "text_projection",

@@ -1,4 +1,4 @@
-"""The text half of CLIP (arXiv 2103.00020), for both of SDXL's encoders: CLIP-L and OpenCLIP bigG.
+"""The text half of CLIP (arXiv 2103.00020): OpenAI's CLIP-L, and OpenCLIP's ViT-H and bigG.
 
 Attribute names are those of the transformers layout (`text_model.encoder.layers.0.self_attn.q_proj.weight`).
 Shape letters: B batch, T token positions, C channels.
@@ -23,6 +23,7 @@ _shape: Final = partial(shape_of, "text encoder", "a CLIP text encoder")
 
 
 Activation = Literal["quick_gelu", "gelu"]
+_VIT_H: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +50,28 @@ class ClipArch:
         return cls(1280, 32, 20, 5120, "gelu", 1280)
 
     @classmethod
+    def vit_h(cls) -> Self:
+        """Returns OpenCLIP's ViT-H/14 text encoder without its last layer, which Stable Diffusion 2 does not run."""
+        return cls(_VIT_H, 23, 16, 4096, "gelu", None)
+
+    @classmethod
     def tiny(cls, activation: Activation, projection: int | None = None, width: int = 32) -> Self:
         """Returns the same structure, small enough for a CPU, over the same vocabulary."""
         return cls(width, 2, _heads(width), 4 * width, activation, projection)
 
     @classmethod
     def from_shapes(
-        cls, shapes: Mapping[str, tuple[int, ...]], activation: Activation, stated: Stated = NOTHING
+        cls, shapes: Mapping[str, tuple[int, ...]], activation: Activation | None = None, stated: Stated = NOTHING
     ) -> Self:
         """Returns the architecture of a file's text encoder, from its native names and shapes.
 
-        The activation is in no file of weights: CLIP-L has "quick_gelu", bigG "gelu". Raises ModelFileError naming a
-        missing tensor, or what the folder states otherwise.
+        The activation is in no file of weights: CLIP-L has "quick_gelu", bigG "gelu". Where it is not given it is what
+        the folder states, else ViT-H's by its width, or CLIP-L's. Raises ModelFileError naming a missing tensor, or
+        what the folder states otherwise.
         """
         vocabulary, width = _shape(shapes, "text_model.embeddings.token_embedding.weight")
+        if activation is None:
+            activation = "gelu" if stated.values.get("hidden_act", width == _VIT_H) in ("gelu", True) else "quick_gelu"
         stated.require(hidden_act=activation, layer_norm_eps=1e-5)
         layers = {int(m[1]) for n in shapes if (m := re.match(r"text_model\.encoder\.layers\.(\d+)\.", n))}
         return cls(
@@ -163,10 +172,8 @@ class ClipTextEncoder(BlockNetwork):
         Without a projection it is None, and the unused last layer does not run. With `unprojected` it is the pooled
         text (B, C).
         """
-        *layers, last = self.text_model.encoder.layers
-        h_BTC = self.text_model.embeddings(ids_BT)
-        for layer in layers:
-            h_BTC = layer(h_BTC)
+        *_, last = self.text_model.encoder.layers
+        h_BTC = self._before(ids_BT, 1)
         if self.arch.projection is None and not unprojected:
             return h_BTC, None
         B, C = h_BTC.shape[0], h_BTC.shape[2]
@@ -174,3 +181,16 @@ class ClipTextEncoder(BlockNetwork):
         at_eos = F.take_along_dim(final_BTC, eos_B.reshape(B, 1, 1).expand(B, 1, C), 1)
         pooled_BC = at_eos.reshape(B, C)
         return h_BTC, pooled_BC if self.arch.projection is None else self.text_projection(pooled_BC)
+
+    def normalised(self, ids_BT: Tensor, skipped: int = 0) -> Tensor:
+        """Returns the hidden state (B, T, C) before the last `skipped` layers, behind the final norm."""
+        final_BTC: Tensor = self.text_model.final_layer_norm(self._before(ids_BT, skipped))
+        return final_BTC
+
+    def _before(self, ids_BT: Tensor, skipped: int) -> Tensor:
+        """Returns the hidden state before the last `skipped` layers."""
+        layers = list(self.text_model.encoder.layers)
+        h_BTC: Tensor = self.text_model.embeddings(ids_BT)
+        for layer in layers[: len(layers) - skipped]:
+            h_BTC = layer(h_BTC)
+        return h_BTC
