@@ -255,7 +255,7 @@ def sample(
     ] = 0.0,
     sampler: Sampler = "euler",
     spacing: Spacing = "auto",
-    prediction: Prediction = "epsilon",
+    prediction: Prediction = None,
     precision: Precision = "bf16",
     quantize: Quantize = "off",
     arithmetic: Arithmetic = "bf16",
@@ -263,6 +263,8 @@ def sample(
     models: Annotated[
         str | None, typer.Option("--models", metavar="DIR", help="As model.search in a config: ComfyUI's models, say.")
     ] = None,
+    clip: Annotated[str, typer.Option("--clip", help="CLIP for a base model without (SD 1.5, 2.1).")] = "",
+    clip_skip: Annotated[int, typer.Option("--clip-skip", min=1, help="As text_encoders.clip_skip.")] = 1,
     clip_l: Annotated[str, typer.Option("--clip-l", help="CLIP-L for a base model without (SD3, Flux).")] = "",
     clip_g: Annotated[str, typer.Option("--clip-g", help="CLIP-G for a base model without (SD3).")] = "",
     t5: Annotated[str, typer.Option("--t5", help="T5-XXL for a base model without (SD3, Flux).")] = "",
@@ -275,12 +277,8 @@ def sample(
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Seed of the first image; each further image has the next number.")
     ] = 42,
-    width: Annotated[
-        int, typer.Option("--width", min=0, max=8192, help="Width in pixels; 0: of the first --control, else 1024.")
-    ] = 0,
-    height: Annotated[
-        int, typer.Option("--height", min=0, max=8192, help="Height in pixels; 0: of the first --control, else 1024.")
-    ] = 0,
+    width: Annotated[int, typer.Option("--width", min=0, max=8192, help="Pixels; 0: --control's, or the model's.")] = 0,
+    height: Annotated[int, typer.Option("--height", min=0, max=8192, help="Pixels; 0: the same.")] = 0,
     control: Annotated[
         list[str] | None,
         typer.Option("--control", metavar="FILE", help="Image that the model looks at, to edit; repeatable."),
@@ -305,6 +303,8 @@ def sample(
         raise typer.BadParameter("--strength says how much of a LoRA; name one with --lora, or leave it out")
     loras = [file_and_strength(text, 1.0 if strength is None else strength) for text in lora or []]
     text_encoders = {
+        "clip": clip,
+        "clip_skip": clip_skip,
         "clip_l": clip_l,
         "clip_g": clip_g,
         "t5": t5,

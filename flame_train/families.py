@@ -42,6 +42,12 @@ def family_data(family: str) -> Mapping[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8")) if family in FAMILY_TITLES and file.is_file() else {}
 
 
+def usual_keys(family: str) -> Mapping[str, Any]:
+    """Returns the values with which a config of a family begins, by key, where they are not the defaults."""
+    keys: Mapping[str, Any] = family_data(family).get("keys", {})
+    return keys
+
+
 def training_adapters(family: str) -> list[Mapping[str, str]]:
     """Lists the published training adapters of a family: `of` which model, the `file` on the hub, and `by` whom."""
     rows: list[Mapping[str, str]] = family_data(family).get("training_adapters", [])

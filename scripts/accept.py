@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from accept_diffusers import INDICES, missing
-from full_run import config, draw
+from full_run import config, draw, usual_side
 from PIL import Image
 
 from flame_train.adapters.formats import from_file
@@ -104,6 +104,7 @@ def names_and_shapes(a: Acceptance) -> dict[str, Any]:
     with open_weights(a.args.checkpoint) as weights:
         shapes, is_what = weights.shapes, identify(weights.shapes, weights.metadata)
     family = family_of(a.args.checkpoint)
+    a.args.size = a.args.size or usual_side(a.args.checkpoint)
     resolved = family.files.resolve(shapes)
     parts = family.files.all_parts(a.args.checkpoint, family.denoiser, skip=())
     sizes = {
@@ -150,7 +151,7 @@ def as_options(overrides: list[str]) -> list[str]:
     return [
         word
         for (section, _, key), value in keys
-        if section == "text_encoders" or (section, key) in (("model", "vae"), ("model", "quantize"))
+        if section == "text_encoders" or (section == "model" and key in ("vae", "quantize", "prediction"))
         for word in (f"--{key.replace('_', '-')}", value)
     ]
 
@@ -298,7 +299,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--out", type=Path, default=Path("accept"))
     parser.add_argument("--steps", type=int, default=100, help="of training")
-    parser.add_argument("--size", type=int, default=1024, help="pixels a side")
+    parser.add_argument("--size", type=int, default=0, help="pixels a side; 0: the family's own")
     parser.add_argument("--sample-steps", type=int, default=8, help="of an image; 0: the model's own")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="bf16")

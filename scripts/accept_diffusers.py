@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.config.schema import ModelSection
 from flame_train.engine.random import Rng
 from flame_train.families import family_data
 from flame_train.models.registry import NOTHING_NAMED, family_of
+from flame_train.models.sdxl.names_unet import stated_prediction
 from flame_train.run.sampling.draw import SAMPLE_NOISE
 
 NEEDED = ("torch", "diffusers", "transformers", "peft")
@@ -37,7 +39,8 @@ def missing(family: str) -> list[str]:
 def noise(folder: Path, size: int, seed: int) -> tuple[str, int, np.ndarray[Any, Any]]:
     """The family, the tokens of its T5 (0: it has none), and the first noise (1, C, h, w)."""
     family = family_of(folder)
-    model = family.open(replace(NOTHING_NAMED, base=folder))
+    predicts = ModelSection.model_validate({"prediction": stated_prediction(folder) or "epsilon"})
+    model = family.open(replace(NOTHING_NAMED, base=folder, model=predicts))
     drawn = Rng(np, seed, 0, np.zeros(1, np.int64)).normal(SAMPLE_NOISE, model.vae.latent_shape((size, size)))
     tokens = {name: shape[0] for name, shape in model.caption_shapes().items()}.get("t5", 0)
     return family.name, tokens, np.ascontiguousarray(np.moveaxis(np.asarray(drawn, np.float32), -1, 1))

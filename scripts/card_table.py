@@ -6,8 +6,9 @@
     python scripts/card_table.py --measure FOLDER     runs them on this machine's GPU, and adds what they took
 
 Each row is a whole command on an empty checkpoint of published size in FOLDER (`random_checkpoint.py`): encode, train,
-sample, save, at 1024 x 1024, batch 1 and rank 16. `--only "flux-dev *"` takes a glob over "MODEL GIB". `--measure` asks
-NVML five times a second what the process has of the card, the CUDA context included, and takes the median of the steps.
+sample, save, at 1024 x 1024 or the model's own size, batch 1 and rank 16. `--only "flux-dev *"` takes a glob over
+"MODEL GIB". `--measure` asks NVML five times a second what the process has of the card, the CUDA context included, and
+takes the median of the steps.
 A test holds the pages to the file.
 """
 
@@ -32,6 +33,7 @@ FILE = ROOT / "docs" / "card_table.json"
 BEGIN, END = "<!-- cards: scripts/card_table.py --write -->", "<!-- end of cards -->"
 MODELS: Final = {
     "sdxl": ("SDXL", (8, 6, 4)),
+    "sd15": ("SD 1.5 at 512", (6, 4)),
     "sd35-large": ("SD3.5 large", (12, 8)),
     "flux-dev": ("Flux.1 dev", (24, 16, 12, 8)),
     "zimage": ("Z-Image", (24, 16, 12, 8)),

@@ -22,7 +22,8 @@ from kill_and_continue import IGNORED
 from lora_differences import differences
 from PIL import Image
 
-from flame_train.models.registry import FAMILIES
+from flame_train.families import usual_keys
+from flame_train.models.registry import FAMILIES, family_of
 
 COMMANDS = {size: family.command for family in FAMILIES.values() for size in family.published if size != family.small}
 """A published size -> the command that trains it."""
@@ -42,12 +43,19 @@ def draw(folder: Path, count: int) -> None:
         (folder / f"{i:02}.txt").write_text(f"a disc, image {i}")
 
 
+def usual_side(base: Path) -> int:
+    """The side of the images that a checkpoint's family is trained with, in pixels."""
+    side: int = usual_keys(family_of(base).name).get("data.resolution", 1024)
+    return side
+
+
 def config(base: Path, images: Path, out: Path, steps: int) -> str:
     return f"""
 [model]
 checkpoint = "{base}"
 [data]
 path = "{images}"
+resolution = {usual_side(base)}
 [lora]
 targets = ["attention"]
 [train]

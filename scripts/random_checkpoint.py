@@ -25,6 +25,7 @@ from flame_train.io.safetensors import describe, save_stream
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import FAMILIES
 from flame_train.text_encoders.clip.names import clip_from_openclip
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from flame_train.tools.bench import randomise
 
 
@@ -52,6 +53,12 @@ def parts_of(model: str, t5: bool) -> list[tuple[str, nn.Module]]:
     return [(prefixes[name], network) for name, network in family.published[model]().items() if name != left_out]
 
 
+def module_of_openclip(prefix: str, module: nn.Module) -> bool:
+    """Whether the published file has the network's names in OpenCLIP: SDXL's bigG and SD 2's ViT-H."""
+    vit_h = isinstance(module, ClipTextEncoder) and module.arch == ClipArch.vit_h()
+    return "embedders.1.model." in prefix or vit_h
+
+
 def tensors(parts: Sequence[tuple[str, nn.Module]], device: str) -> Mapping[str, np.ndarray[Any, Any]]:
     """Every tensor of the checkpoint by its published name; zeros without memory for no `device`."""
     found: dict[str, np.ndarray[Any, Any]] = {}
@@ -60,7 +67,8 @@ def tensors(parts: Sequence[tuple[str, nn.Module]], device: str) -> Mapping[str,
             randomise(module, as_dtype("fp16"), get_backend(device))
         weights = _Arrays(module, not device)
         module.unload()
-        if prefix.endswith("model.") and "embedders.1" in prefix:
+        if module_of_openclip(prefix, module):
+            prefix = prefix.replace("cond_stage_model.transformer.", "cond_stage_model.model.")
             sources = clip_from_openclip().inverse.pull(weights.arrays).sources
             found |= {prefix + name: source.read(weights) for name, source in sources.items()}
         else:

@@ -164,7 +164,7 @@ Transport = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
 Prediction = Annotated[
-    Literal["epsilon", "v", "flow"], typer.Option("--prediction", help="As model.prediction in a config (SDXL).")
+    Literal["epsilon", "v", "flow"] | None, typer.Option("--prediction", help="As model.prediction in a config.")
 ]
 QwenEdit = Annotated[
     Literal["auto", "2509", "2511"], typer.Option("--qwen-edit", help="As model.qwen_edit in a config.")

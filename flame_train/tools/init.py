@@ -21,7 +21,7 @@ from flame_train.config.suggest import did_you_mean
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import refuse_place
 from flame_train.errors import ConfigError
-from flame_train.families import FAMILY_TITLES, family_data, licences, published_terms, training_adapters
+from flame_train.families import FAMILY_TITLES, family_data, licences, published_terms, training_adapters, usual_keys
 
 MUST: Final = ("model.checkpoint", "data.path", "output.dir")
 
@@ -46,17 +46,22 @@ def template(family: str, name: str | None = None, card: float | None = None, fu
     if licences(family):
         title += "".join(f"\n# {line}" for line in textwrap.wrap(f"Licences of {published_terms(family)}", 110))
     if name is None and card is None:
-        return commented(Config(), title, FAMILIES[family].unsupported_keys())
+        return commented(_config(usual_keys(family)), title, FAMILIES[family].unsupported_keys())
     chosen = preset(family, name, card)
     if not full:
         more = "Every other key has its default; `flame-train init FAMILY --full` writes them all."
         return short(chosen.values, title, (*MUST, *chosen.must), (*chosen.notes, more))
+    text = commented(_config(chosen.values), title, FAMILIES[family].unsupported_keys())
+    return "".join(f"# {note}\n" for note in chosen.notes) + text
+
+
+def _config(values: Mapping[str, Any]) -> Config:
+    """Returns the config with these values, by path."""
     sections: dict[str, dict[str, object]] = {}
-    for path, value in chosen.values.items():
+    for path, value in values.items():
         section, _, key = path.partition(".")
         sections.setdefault(section, {})[key] = value
-    text = commented(from_options(**sections), title, FAMILIES[family].unsupported_keys())
-    return "".join(f"# {note}\n" for note in chosen.notes) + text
+    return from_options(**sections)
 
 
 def write_template(
@@ -119,7 +124,7 @@ def preset(family: str, name: str | None, card: float | None) -> Preset:
 
     A card for which nothing was measured gets a budget, within which the plan chooses.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(usual_keys(family))
     must: tuple[str, ...] = ()
     notes: list[str] = []
     sources: dict[str, str] = {}

@@ -23,6 +23,7 @@ from flame_train.disk.preflight import refuse_place
 from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import check_formats
 from flame_train.errors import ConfigError, ModelFileError, counted, out_of_memory
+from flame_train.families import usual_keys
 from flame_train.io.hub import fetching, path_of_setting, resolve_checkpoint
 from flame_train.io.model_search import searching
 from flame_train.models.common.model import Example, Model
@@ -96,9 +97,9 @@ def sample(
         negative: the negative prompt.
         steps, guidance_scale: of the sampler; 0: the model's own.
         sampler, spacing: the name of the sampler, and of its timesteps' spacing.
-        prediction: "epsilon" or "v".
+        prediction: as `model.prediction` in a config; None: its default.
         precision: dtype of the networks.
-        width, height: size of an image, in pixels; 0: that of the first control image, or 1024.
+        width, height: size of an image, in pixels; 0: that of the first control image, or the model's usual one.
         quantize, arithmetic: as `model.quantize` and `model.arithmetic` in a config.
         vae: another autoencoder's file; "": the checkpoint's own.
         models: folders of models, as `model.search` in a config.
@@ -124,7 +125,7 @@ def sample(
     config = from_options(
         model={
             "checkpoint": checkpoint,
-            "prediction": prediction,
+            **({"prediction": prediction} if prediction else {}),
             "quantize": quantize,
             "arithmetic": arithmetic,
             "vae": vae,
@@ -159,7 +160,6 @@ def sample(
     singles = _single_files(output, len(section.prompts))
     for single in singles:
         refuse_place(single, ".png", force)
-    side = config.data.resolution
     with with_option_names(), searching(config.model.search) as search:
         base = resolve_checkpoint(checkpoint)
         family = family_of(base)
@@ -168,6 +168,7 @@ def sample(
         for encoder in model.text:
             _ = encoder.vocabulary  # which may be looked for in these folders too
         section = with_defaults(section, model)
+        side = usual_keys(family.name).get("data.resolution", config.data.resolution)
         check_sampling(requests(section, side, model), config.model, config.loss, model)
         read_images = read_requests(section, side, model)
         check_sampling(read_images, config.model, config.loss, model)

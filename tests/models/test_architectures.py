@@ -41,6 +41,9 @@ UNETS = [
     replace(UNetArch.tiny(), in_channels=16, out_channels=16),
     replace(UNetArch.tiny(), channel_mult=(1, 2), transformer_depth=(0, 3), num_res_blocks=1),
     replace(UNetArch.tiny(), channel_mult=(1, 1, 3, 4), transformer_depth=(1, 0, 2, 1), num_res_blocks=3),
+    UNetArch.sd1(),
+    UNetArch.sd2(),
+    UNetArch.tiny_sd1(),
 ]
 
 
@@ -56,7 +59,13 @@ def test_vae_arch_is_read_back(arch):
 
 @pytest.mark.parametrize(
     "arch",
-    [ClipArch.clip_l(), ClipArch.bigg(), ClipArch.tiny("gelu", 16), ClipArch.tiny("quick_gelu", width=128)],
+    [
+        ClipArch.clip_l(),
+        ClipArch.vit_h(),
+        ClipArch.bigg(),
+        ClipArch.tiny("gelu", 16),
+        ClipArch.tiny("quick_gelu", width=128),
+    ],
 )
 def test_clip_arch_is_read_back(arch):
     assert ClipArch.from_shapes(ClipTextEncoder(arch).shapes(), arch.activation) == arch
@@ -75,10 +84,11 @@ def test_foreign_names_are_refused_with_the_name_looked_for(read, missing):
         read({"double_blocks.0.img_attn.qkv.weight": (9216, 3072)})
 
 
-@pytest.mark.parametrize("channels", [8, 9])
-def test_relatives_that_see_a_second_image_are_refused(channels):
-    shapes = UNet(UNetArch.sdxl()).shapes() | {"input_blocks.0.0.weight": (320, channels, 3, 3)}
-    with pytest.raises(ModelFileError, match=f"found {channels} and 4: this is an inpainting or edit model"):
+@pytest.mark.parametrize("arch", [UNetArch.tiny(), UNetArch.tiny_sd1()])
+@pytest.mark.parametrize(("channels", "kind"), [(8, r"InstructPix2Pix \(edit\)"), (9, "inpainting")])
+def test_relatives_that_see_a_second_image_are_refused(arch, channels, kind):
+    shapes = UNet(arch).shapes() | {"input_blocks.0.0.weight": (320, channels, 3, 3)}
+    with pytest.raises(ModelFileError, match=f"found {channels} and 4: this is an {kind} model"):
         UNetArch.from_shapes(shapes)
 
 

@@ -33,8 +33,8 @@ def layouts(family: str, shapes: Shapes) -> Iterator[Shapes]:
     inside = {"llm_adapter.out_proj.weight": (1024, 1024)} if family == "anima" else {}
     yield {**shapes, **inside}
     names = importlib.import_module(f"flame_train.models.{family}.names")
-    if family == "sdxl":
-        table = names.unet_from_diffusers().inverse
+    if family in ("sdxl", "sd15"):
+        table = names.unet_from_diffusers(names.SDXL_LEVELS if family == "sdxl" else names.SD_LEVELS).inverse
     elif family == "sd3":
         table = names.mmdit_to_diffusers(names.depth_of(shapes))
     elif family == "qwenimage1":

@@ -45,23 +45,25 @@ def opening(folder):
     return replace(NOTHING_NAMED, base=folder)
 
 
-def check_sample(folder, path, shape, drawn_by, guidance_scale=PLAIN["guidance_scale"], control=()):
+def check_sample(folder, path, shape, drawn_by, guidance_scale=PLAIN["guidance_scale"], control=(), **settings):
     """From the same noise, guided, in fp32, `sample` generates the pipeline's image within rounding of 8 bits.
 
-    `shape` is that of the latents, (H, W, C). `drawn_by` calls the pipeline. `control` are files of control images.
+    `shape` is that of the latents, (H, W, C). `drawn_by` calls the pipeline. `control` are files of control images, and
+    `settings` other arguments of `sample`.
     """
+    chosen = PLAIN | settings
     noise = Rng(np, PLAIN["seed"], 0, np.zeros(1, np.int64)).normal(SAMPLE_NOISE, shape)
     images = drawn_by(
         prompt=PROMPT,
         num_inference_steps=PLAIN["steps"],
         guidance_scale=guidance_scale,
-        height=PLAIN["height"],
-        width=PLAIN["width"],
+        height=chosen["height"],
+        width=chosen["width"],
         latents=torch.from_numpy(np.array(noise, np.float32)).permute(0, 3, 1, 2),
         **({"image": [Image.open(file) for file in control]} if control else {}),
     ).images
     expected = np.asarray(images[0]).astype(float)
-    sample(str(folder), [PROMPT], path, control=[str(file) for file in control], **PLAIN)
+    sample(str(folder), [PROMPT], path, control=[str(file) for file in control], **chosen)
     with Image.open(path) as image:
         found = np.asarray(image).astype(float)
     assert expected.std() > 5

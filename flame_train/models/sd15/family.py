@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 
 from flame_train.adapters.targets import UNET_PRESETS
@@ -70,7 +69,7 @@ class Sd15Family(Family):
 
     @staticmethod
     def lora_names() -> LoraFamily:
-        return names.lora_family()
+        return names.lora_family(False, False)
 
     def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
         return names.lora_family_of(shapes)
@@ -107,4 +106,10 @@ class Sd15Family(Family):
 
     def open(self, opening: Opening) -> Model:
         check_prediction(opening.base, opening.model.prediction)
+        if "prediction" not in opening.model.model_fields_set and names.looks_like_v(opening.base):
+            raise ConfigError(
+                f"model.prediction: the weights of {opening.base.name} look like those of a Stable Diffusion 2 that "
+                'predicts v, and neither the file nor the config says what it predicts; set model.prediction = "v", or '
+                '"epsilon" if you know better (in sample: --prediction)'
+            )
         return super().open(opening)

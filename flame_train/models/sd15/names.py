@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import resolve
+from flame_train.io.weights import open_weights
 from flame_train.models.sdxl.names_unet import (
     ALPHA_LOST,
     IN_UNET,
@@ -42,7 +46,7 @@ COMPONENTS: Final = (
 
 
 @lru_cache(maxsize=4)
-def lora_family(v2: bool = False, v: bool = False) -> LoraFamily:
+def lora_family(v2: bool, v: bool, /) -> LoraFamily:
     """Returns how LoRA files name the modules of Stable Diffusion 1, or of 2, which predicts noise or `v`."""
     unet = modules_by_table(SD_MODULES, unet_from_diffusers(SD_LEVELS).inverse)
     text = modules_as_they_are(clip.CLIP_H_MODULES if v2 else clip.CLIP_L_MODULES)
@@ -72,7 +76,7 @@ def lora_family(v2: bool = False, v: bool = False) -> LoraFamily:
 def lora_family_of(shapes: Shapes) -> LoraFamily:
     """Returns the names of the model that a LoRA file with these tensors was made for, by the width of its text."""
     flat = {name.replace(".", "_"): shape for name, shape in shapes.items()}
-    return lora_family(v2=any(width.fits(flat) for width in _SECOND))
+    return lora_family(any(width.fits(flat) for width in _SECOND), False)
 
 
 _NETWORKS: Final = built_by(
@@ -82,6 +86,21 @@ _NETWORKS: Final = built_by(
 )
 _ALONE: Final = {"clip-l": "text_encoder", "clip-h": "text_encoder"}
 SD15_FILES: Final = FamilyFiles("sd15", COMPONENTS, _ALONE, _NETWORKS, partial(resolve, idle=_ELSEWHERE))
+
+_TELLTALE: Final = "output_blocks.11.1.transformer_blocks.0.norm1.bias"
+_DEVIATION: Final = 0.09
+"""Above it the telltale of a Stable Diffusion 2 is of one that predicts v, as ComfyUI has it (supported_models.py)."""
+
+
+def looks_like_v(base: Path) -> bool:
+    """Says whether a single file's Stable Diffusion 2 seems to predict v; a folder says what it predicts in words."""
+    prefix = UNET_COMPONENT.prefixes[0]
+    with open_weights(base) as weights:
+        width = dim(weights.shapes, f"{prefix}input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight", 1)
+        if width != 1024 or f"{prefix}{_TELLTALE}" not in weights.names:
+            return False
+        return float(np.std(weights.read(f"{prefix}{_TELLTALE}").astype(np.float32))) > _DEVIATION
+
 
 _OTHERS: Final = {4: "", 5: " (depth)", 7: " (upscaler)", 8: " (InstructPix2Pix)", 9: " (inpainting)"}
 _PLACES: Final = (("input_blocks.0.0.weight", "input_blocks.1.1"), ("conv_in.weight", "down_blocks.0.attentions.0"))

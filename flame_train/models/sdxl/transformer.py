@@ -108,9 +108,7 @@ class SpatialTransformer(nn.Module):
 
         self.norm = nn.GroupNorm(groups, channels, eps=1e-6)
         self.proj_in = projection()
-        self.transformer_blocks = nn.ModuleList(
-            [TransformerBlock(channels, context_dim, heads) for _ in range(depth)]
-        )
+        self.transformer_blocks = nn.ModuleList([TransformerBlock(channels, context_dim, heads) for _ in range(depth)])
         self.proj_out = projection()
 
     def forward(self, x_BHWC: Tensor, text: TextKeys) -> Tensor:

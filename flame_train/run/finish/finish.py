@@ -23,6 +23,7 @@ from flame_train.families import family_data
 from flame_train.io.runfolder import RunFolder
 from flame_train.models.common.model import Model
 from flame_train.run.finish.sd_scripts_metadata import as_sd_scripts
+from flame_train.text_encoders.clip.encoder import ClipKeys
 from flame_train.training.log import REMEMBERED, Meter
 from flame_train.training.result import LoraWriter, formats, standing_of
 from flame_train.training.validation import EarlyStopping
@@ -32,7 +33,7 @@ _FOLDERS: Final = {
     "ComfyUI": "ComfyUI/models/loras, and load it with a Load LoRA node",
     "Forge": "stable-diffusion-webui-forge/models/Lora",
 }
-_ENCODERS: Final = ("clip_l", "clip_g", "t5", "t5_vocabulary", "qwen3")
+_ENCODERS: Final = ("clip", "clip_l", "clip_g", "t5", "t5_vocabulary", "qwen3")
 
 
 def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples, batches: int) -> LoraWriter:
@@ -41,6 +42,8 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
     described = {"resolution": f"{side}x{side}"}
     if names.several_predictions:
         described["prediction_type"] = config.model.prediction
+    if "clip_skip" in config.text_encoders.model_fields_set:
+        described["encoder_layer"] = str(ClipKeys.of(config.text_encoders).clip_skip)
     trigger = out.trigger or config.captions.trigger
     described |= {k: v for k, v in (("author", out.author), ("trigger_phrase", trigger)) if v}
     title = out.title or out.name or Path(out.dir).name or "lora"
@@ -136,6 +139,7 @@ def _next(config: Config, family: str, lora: Path, device: str) -> list[str]:
         "--prediction": "" if model.prediction == "epsilon" else model.prediction,
         "--quantize": "" if model.quantize == "off" else model.quantize,
         **{f"--{n.replace('_', '-')}": getattr(encoders, n) for n in _ENCODERS},
+        "--clip-skip": "" if (skipped := ClipKeys.of(encoders).clip_skip) == 1 else skipped,
         "--precision": "" if config.train.precision == "bf16" else config.train.precision,
         "--width": first.width or sample.width or side,
         "--height": first.height or sample.height or side,

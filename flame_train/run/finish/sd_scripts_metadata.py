@@ -21,6 +21,7 @@ from flame_train.data.sets import DataSet
 from flame_train.io.safetensors import MAX_METADATA_VALUE
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
+from flame_train.text_encoders.clip.encoder import ClipKeys
 
 
 def as_sd_scripts(config: Config, samples: Samples, batches: int, title: str) -> dict[str, str]:
@@ -61,6 +62,7 @@ def _training(config: Config, samples: Samples, batches: int, title: str) -> dic
         "network_dropout": config.lora.dropout,
         "scale_weight_norms": config.lora.max_norm or None,
         "fp8_base": config.model.quantize == "fp8",
+        "clip_skip": ClipKeys.of(text).clip_skip if "clip_skip" in text.model_fields_set else None,
         "sd_model_name": Path(config.model.checkpoint).name,
         **({"vae_name": Path(config.model.vae).name} if config.model.vae else {}),
     }
