@@ -43,6 +43,15 @@ LISTS = {  # family -> its published models: the list of names, and what a progr
             "transformer_depth_middle": 10,
         }
     },
+    "sd15": {
+        "sd15": {
+            "num_res_blocks": [2, 2, 2, 2],
+            "channel_mult": [1, 2, 4, 4],
+            "transformer_depth": [1, 1, 1, 1, 1, 1, 0, 0],
+            "transformer_depth_output": [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+            "transformer_depth_middle": 1,
+        }
+    },
     "sd3": {
         "sd3_medium_single_file": {"depth": 24},
         "sd35_medium_single_file": {"depth": 24},
@@ -50,7 +59,12 @@ LISTS = {  # family -> its published models: the list of names, and what a progr
     },
     "flux": {"flux_dev_single_file": {"depth": 19, "depth_single_blocks": 38, "hidden_size": 3072}},
 }
-REPOSITORY = {"sdxl": "stable-diffusion-xl", "sd3": "stable-diffusion-3", "flux": "FLUX.1-dev"}
+REPOSITORY = {
+    "sdxl": "stable-diffusion-xl",
+    "sd15": "stable-diffusion-v1-5",
+    "sd3": "stable-diffusion-3",
+    "flux": "FLUX.1-dev",
+}
 READ = {"version": "0.38.1", "date": "2026-11-28"}
 """The ComfyUI in which `[comfyui]` of a `family.toml` was read, of families that the checkout lacks, and when.
 
@@ -66,7 +80,10 @@ OWN_ENDS = (".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector", ".lora
 
 
 def names(listed: str) -> dict[str, list[int]]:
-    """The names of a published model's tensors, with their shapes."""
+    """The names of a published model's tensors, with their shapes: of a list, or of a network of that size."""
+    for own in FAMILIES.values():
+        if listed in own.published:
+            return {name: list(shape) for name, shape in own.published[listed]()[own.denoiser].shapes().items()}
     with gzip.open(KEYS / f"{listed}.json.gz") as stream:
         found: dict[str, list[int]] = json.load(stream)
         return found
@@ -81,8 +98,9 @@ def denoiser(listed: str) -> dict[str, None]:
 def text_encoders(family: str) -> dict[str, None]:
     """The names of a program's text encoders."""
     lists = {"clip_l": "clip_l", "clip_g": "sdxl_diffusers_text_encoder_2", "t5xxl": "t5xxl_encoder"}
-    used = {"sdxl": ("clip_l", "clip_g"), "sd3": ("clip_l", "clip_g", "t5xxl"), "flux": ("clip_l", "t5xxl")}[family]
-    return {f"{part}.transformer.{name}": None for part in used for name in names(lists[part])}
+    used = {"sdxl": ("clip_l", "clip_g"), "sd3": ("clip_l", "clip_g", "t5xxl"), "flux": ("clip_l", "t5xxl")}
+    used |= {"sd15": ("clip_l",)}
+    return {f"{part}.transformer.{name}": None for part in used[family] for name in names(lists[part])}
 
 
 def arrays(ends: tuple[str, ...], rows: int = SIZE) -> dict[str, torch.Tensor]:

@@ -71,8 +71,11 @@ def short(train: Train, folder: Path, *settings: str) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-def check_continuation(train: Train, run: Path, names: LoraFamily, layers: int) -> None:
-    """A run whose end is lost continues to the same bytes, and both formats of its file are the same LoRA."""
+def check_continuation(train: Train, run: Path, names: LoraFamily, layers: int, denoiser: str = "transformer") -> None:
+    """A run whose end is lost continues to the same bytes, and both formats of its file are the same LoRA.
+
+    `layers` is how many of the `denoiser` have one.
+    """
     assert train() == 0
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log] == [1, 2, 3, 4]
@@ -81,7 +84,7 @@ def check_continuation(train: Train, run: Path, names: LoraFamily, layers: int) 
     last = run / "checkpoints" / "step-000004"
     whole = (last / "lora.safetensors").read_bytes()
     found = sorted(run.glob("lora*.safetensors"))
-    one, other = (from_file(path, names).state["transformer"] for path in found)
+    one, other = (from_file(path, names).state[denoiser] for path in found)
     assert one.keys() == other.keys()
     assert len(one) == layers
     shutil.rmtree(last)

@@ -17,7 +17,7 @@ from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, S
 
 _ARCHES: Final = named_by("ai-toolkit")
 _SWITCHES: Final = named_by("ai-toolkit switches")
-_OTHERS: Final = ("is_v2", "is_pixart", "is_pixart_sigma", "is_auraflow", "is_lumina2", "is_ssd", "is_vega")
+_OTHERS: Final = ("is_pixart", "is_pixart_sigma", "is_auraflow", "is_lumina2", "is_ssd", "is_vega")
 
 
 def _is_mine(tree: Tree) -> bool:
@@ -84,7 +84,7 @@ def _family(reading: Reading, settings: Mapping[str, Setting]) -> str:
         return _ARCHES[name]
     for name in _OTHERS:
         if (other := settings.get(f"model.{name}")) and other.value:
-            raise ConfigError(f"{other.place}: {name}: expected SDXL, SD3 or Flux; other families are not here")
+            raise ConfigError(f"{other.place}: {name}: expected SDXL, SD, SD3 or Flux; other families are not here")
     return next((family for name, family in _SWITCHES.items() if (s := settings.get(f"model.{name}")) and s.value), "")
 
 
@@ -281,7 +281,7 @@ def encoders(value: Any, source: Source) -> Any:
         return Lost("one switch for all of them there; text_encoders.train names those that are trained")
     denoiser = source.get("train.unet_lr") or source.get("train.lr")
     rate = source.get("train.text_encoder_lr") or source.get("train.lr")
-    return trained({"clip_l": rate, "clip_g": rate}, denoiser, "attention+mlp")
+    return trained(dict.fromkeys(source.fact("encoders"), rate), denoiser, "attention+mlp")
 
 
 def kept(kind: str, prefix: str) -> Convert:

@@ -108,10 +108,7 @@ def _family(reading: Reading, boxes: Mapping[str, Setting]) -> str:
         if name in boxes and boxes[name].value:
             chroma = name == "flux1_checkbox" and _value(boxes, "model_type") == "chroma"
             return sd_scripts.TYPES["chroma"] if chroma else family
-    if "sdxl" in boxes and not reading.family:
-        place = boxes["sdxl"].place
-        raise ConfigError(f"{place}: no box of a model is ticked, which is Stable Diffusion 1 or 2; or add --family")
-    return ""
+    return _MODELS["v2"] if "sdxl" in boxes and not reading.family else ""
 
 
 def _value(boxes: Mapping[str, Setting], name: str, usual: Any = None) -> Any:

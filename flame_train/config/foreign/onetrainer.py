@@ -13,7 +13,7 @@ from flame_train.families import named_by
 
 from . import onetrainer_values as own
 from . import sample_prompts
-from .conversions import one_of, to_number, unless_off
+from .conversions import number, one_of, to_number, unless_off
 from .table import NOTHING, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, no_file
 
 _FAMILIES: Final = named_by("OneTrainer")
@@ -109,6 +109,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "min_noising_strength": own.span("min"),
         "max_noising_strength": own.span("max"),
         "(text encoders)": own.encoders,
+        "clip_skip": lambda v, s: NOTHING if is_off(v) else number(v) + 1,
         "layer_skip": lambda v, s: (
             NOTHING if is_off(v) else Lost("always the layer that these models were trained with")
         ),

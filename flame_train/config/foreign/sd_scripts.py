@@ -90,7 +90,7 @@ def _family(reading: Reading, settings: dict[str, Setting]) -> str:
         for beginning, family in _SCRIPTS.items():
             if reading.script.startswith(beginning):
                 return family
-        raise ConfigError(f"{reading.file}: expected SDXL, SD3, Flux or Anima, got a command of {reading.script}")
+        raise ConfigError(f"{reading.file}: expected SDXL, SD, SD3, Flux or Anima, got a command of {reading.script}")
     if "cond_emb_dim" in names:
         raise ConfigError(f"{settings['cond_emb_dim'].place}: expected a LoRA, got a ControlNet-LLLite (cond_emb_dim)")
     if "sdxl" in settings and settings.pop("sdxl").value:  # the web interface's box
@@ -98,9 +98,7 @@ def _family(reading: Reading, settings: dict[str, Setting]) -> str:
     for script, marks in _MARKS.items():
         if names & set(marks):
             return _SCRIPTS[script]
-    if settings.get("v2") and settings["v2"].value:
-        raise ConfigError(f"{settings['v2'].place}: expected SDXL, SD3 or Flux, got Stable Diffusion 2 (v2)")
-    return ""
+    return _SCRIPTS["train_network"] if settings.get("v2") and settings["v2"].value else ""
 
 
 _HUBERS: Final = ("huber", "smooth_l1")

@@ -63,7 +63,7 @@ def lora_family(v2: bool, v: bool, /) -> LoraFamily:
                 alpha_lost=ALPHA_LOST,
                 kohya_paths="diffusers",
             ),
-            LoraComponent("text_encoder", "lora_te", text, (encoder,), alpha_lost=ALPHA_LOST),
+            LoraComponent("text_encoder", "lora_te", text, (encoder,), ("lora_te1",), alpha_lost=ALPHA_LOST),
         ),
         base_version=f"sd_v{2 if v2 else 1}{'_v' if v else ''}",
         architecture=f"stable-diffusion-{('v2-768-v' if v else 'v2-512') if v2 else 'v1'}/lora",

@@ -197,8 +197,10 @@ def test_two_encoders_of_flux_have_their_rates(tmp_path: Path) -> None:
 
 
 def test_no_ticked_box_is_an_older_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no box of a model is ticked"):
-        imported(tmp_path, FOX | {"sdxl": False})
+    for older in ({}, {"v2": True, "v_parameterization": True}):
+        found = imported(tmp_path, FOX | {"sdxl": False, "clip_skip": 2} | older)
+        assert found["family"] == "sd15"
+        assert ("clip_skip = 2" in found["config"], 'prediction = "v"' in found["config"]) == (True, bool(older))
     assert imported(tmp_path, FOX | {"sdxl": False}, "sdxl")["family"] == "sdxl"
 
 
