@@ -28,7 +28,9 @@ def train(base: Path, drawn: Path, tmp_path: Path) -> Train:
 
 def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: Path) -> None:
     """With clip skip, CLIP trained too: names and metadata of the file are those of sd-scripts' own."""
-    more = options("text_encoders.clip_skip=2", 'text_encoders.train=["clip"]')
+    more = options(
+        "text_encoders.clip_skip=2", 'text_encoders.train=["clip"]', 'text_encoders.targets=["attention+mlp"]'
+    )
     check_continuation(lambda *other: train(*more, *other), tmp_path / "run", lora_family(False, False), 278, "unet")
     with SafetensorsFile(tmp_path / "run" / "lora.safetensors") as file:
         names, metadata = set(file.names), file.metadata
@@ -83,5 +85,5 @@ def test_files_that_see_a_second_image_are_refused_by_name(
     first = arrays[f"{UNET}input_blocks.0.0.weight"]
     arrays[f"{UNET}input_blocks.0.0.weight"] = np.zeros((first.shape[0], channels, 3, 3), first.dtype)
     save_file(tmp_path / "other.safetensors", arrays)
-    assert train(*options(f"model.checkpoint={tmp_path / 'other.safetensors'}")) == 2
+    assert train(*options(f"model.checkpoint={tmp_path / 'other.safetensors'}")) == 3
     assert what in capsys.readouterr().err
