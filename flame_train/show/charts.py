@@ -76,7 +76,7 @@ def charts_of(view: RunView, most: int, how: Drawing) -> tuple[Chart, ...]:
         Chart(
             "validation",
             "Validation loss",
-            (_line("validation", validation.every(most), marks=True),),
+            (line("validation", validation.every(most), marks=True),),
             note="without weights" if view.weighted else "",
             best=view.best,
         ),
@@ -109,25 +109,26 @@ def charts_of_runs(views: Sequence[RunView], most: int, how: Drawing) -> tuple[C
         for view in views:
             curve = view.curves.get(key, Curve())
             drawn = (curve.smoothed(how.smoothing) if smoothed else curve).since(how.first)
-            lines.append(_line(view.name, drawn.every(most), marks=key.startswith("validation")))
+            lines.append(line(view.name, drawn.every(most), marks=key.startswith("validation")))
         charts.append(Chart(name, title, tuple(lines), minor=name not in ("loss", "validation", "lr")))
     return tuple(chart for chart in charts if any(line.x for line in chart.lines))
 
 
-def _line(label: str, curve: Curve, *, faint: bool = False, marks: bool = False) -> Line:
+def line(label: str, curve: Curve, *, faint: bool = False, marks: bool = False) -> Line:
+    """Makes a line of a curve."""
     return Line(label, tuple(curve.steps), tuple(curve.values), faint, marks or len(curve) == 1)
 
 
 def _one(label: str, curve: Curve | None, most: int) -> tuple[Line, ...]:
-    return () if curve is None else (_line(label, curve.every(most)),)
+    return () if curve is None else (line(label, curve.every(most)),)
 
 
 def _smoothed(curve: Curve | None, most: int, how: Drawing) -> tuple[Line, ...]:
     if not curve:
         return ()
     return (
-        _line("each step", curve.since(how.first).thinned(most), faint=True),
-        _line("smoothed", curve.smoothed(how.smoothing).since(how.first).every(most)),
+        line("each step", curve.since(how.first).thinned(most), faint=True),
+        line("smoothed", curve.smoothed(how.smoothing).since(how.first).every(most)),
     )
 
 
@@ -144,13 +145,13 @@ def _bands(curves: Mapping[str, Curve], most: int) -> Iterator[Line]:
         joined = Curve()
         for step, values in sorted(by_step.items()):
             joined.add(step, sum(values) / len(values))
-        yield _line(f"{some[0][0][0]}-{some[-1][0][1]}", joined.every(most), marks=len(joined) < 40)
+        yield line(f"{some[0][0][0]}-{some[-1][0][1]}", joined.every(most), marks=len(joined) < 40)
 
 
 def _validation(curves: Mapping[str, Curve], most: int) -> Iterator[Line]:
     for name, curve in curves.items():
         if _bounds(name, "validation/"):
-            yield _line(name.removeprefix("validation/"), curve.every(most), marks=len(curve) < 40)
+            yield line(name.removeprefix("validation/"), curve.every(most), marks=len(curve) < 40)
 
 
 def _bounds(name: str, prefix: str) -> tuple[int, int] | None:
@@ -165,4 +166,4 @@ def _at_timesteps(bands: Sequence[Band]) -> tuple[Line, ...]:
     for band in bands:
         if bounds := _bounds(band.levels, ""):
             curve.add(sum(bounds) / 2, band.loss)
-    return (_line("running mean", curve, marks=True),) if len(curve) else ()
+    return (line("running mean", curve, marks=True),) if len(curve) else ()

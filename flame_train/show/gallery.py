@@ -64,9 +64,8 @@ def samples(
             for i, box in enumerate(grid.boxes)
         ]
         rows.append(Row(grid.label, cells, grid.step, grid is first and len(chosen) > 1))
-    left_out = len(view.grids) - len(chosen)
-    note = f"{left_out} of {len(view.grids)} grids are left out here; the run folder has all." if left_out else ""
-    return gallery("Samples", heads, rows, "samples by step and prompt", note)
+    note = f"{len(chosen)} of {len(view.grids)} grids are shown here; the run folder has all."
+    return gallery("Samples", heads, rows, "samples by step and prompt", note if len(chosen) < len(view.grids) else "")
 
 
 def gallery(title: str, heads: Sequence[str], rows: Sequence[Row], label: str, note: str = "") -> Element:

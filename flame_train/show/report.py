@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import io
 import logging
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -21,20 +20,19 @@ from flame_train.training.log import KEPT
 from flame_train.version import __version__
 
 from . import sections
-from .charts import Drawing, charts_of
+from .charts import Chart, Drawing, charts_of, line
 from .curves import Curve
 from .frame import document, header, page_file
 from .gallery import samples
 from .grids import Grid, cropped
 from .run_reader import RunReader, RunView, without_folders
-from .svg import Axis, axis, element
+from .svg import Axis, axis, element, values_axis
 from .trained_images import TrainedImage, sheet_of_some
 
 _WIDTH, _HEIGHT = 1920, 960
 _LEFT, _TOP, _RIGHT, _BOTTOM = 160, 100, 40, 100
 _INK, _RULE, _RAW, _SMOOTH, _VALIDATION = "#222222", "#dddddd", "#bcd4ea", "#0b62a8", "#c8501e"
 _CURVE_POINTS = 1600
-_PEAKS = 0.99
 _LONGEST = 50  # characters of a name that fit beside the names of the lines
 
 
@@ -43,9 +41,8 @@ def loss_png(name: str, loss: Curve, validation: Curve, weighted: bool = False) 
     image = Image.new("RGB", (_WIDTH, _HEIGHT), "white")  # drawn larger, then reduced: Pillow's lines have steps
     canvas, font = ImageDraw.Draw(image), ImageFont.load_default(26)
     smooth = loss.smoothed(KEPT).every(_CURVE_POINTS)
-    across = axis(loss.steps, 8)
-    usual = sorted(loss.values)[: math.ceil(_PEAKS * len(loss))]
-    up = axis([*usual, *validation.values], 5, zero=True)
+    shown = (line("each step", loss, faint=True), line("smoothed", smooth), line("validation", validation, marks=True))
+    across, up = axis(loss.steps, 8), values_axis(Chart("loss", name, shown), "fitted")
     for tick in up.ticks:
         (left, y), (right, _) = _place(across.low, tick, across, up), _place(across.high, tick, across, up)
         canvas.line((left, y, right, y), _RULE, 2)

@@ -287,5 +287,12 @@ def without_folders(setting: Setting) -> Setting:
         value = toml_tree(f"value = {setting.value}")["value"]
     except ValueError:
         return setting
-    changed = key.with_places(value, lambda place: PurePath(place).name)
+
+    def shortened(one: Any) -> Any:
+        return key.with_places(one, lambda place: PurePath(place).name)
+
+    if key.place or not isinstance(value, list):
+        changed = shortened(value)
+    else:  # tables, and texts that stand for tables
+        changed = [shortened([each])[0] if isinstance(each, Mapping) else each for each in value]
     return Setting(setting.path, toml_value(changed), setting.default, setting.doc)

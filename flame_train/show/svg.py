@@ -70,7 +70,7 @@ def svg(chart: Chart, axes: str = "fitted", *, named: bool = True) -> Element:
     What the page's script needs to tell values from points stands in `data-box`, `data-x`, `data-y` and `data-log`.
     """
     across = axis([x for line in chart.lines for x in line.x], 5)
-    up = _values(chart, axes)
+    up = values_axis(chart, axes)
     drawn = element(
         "svg",
         *_rules(across, up, chart.x_title),
@@ -100,7 +100,7 @@ def legend(chart: Chart) -> Element:
     return element("div", *names, class_="legend")
 
 
-def _values(chart: Chart, axes: str) -> Axis:
+def values_axis(chart: Chart, axes: str) -> Axis:
     """Returns the axis of a chart's values: one that is fitted to a chart with far lines is logarithmic."""
     whole = [y for line in chart.lines if not line.faint for y in line.y]
     if axes == "log" or (axes == "fitted" and chart.apart):

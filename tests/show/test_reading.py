@@ -315,6 +315,8 @@ def test_a_file_of_a_setting_goes_by_its_last_name():
     assert without_folders(setting).value == '"photos"'
     sets = Setting("data.sets", '[{path = "/secret/home/photos", repeats = 2}]', "[]", "")
     assert "secret" not in without_folders(sets).value
+    prompts = Setting("sample.prompts", '["a cat", {text = "a dog", control = ["/secret/home/a.png"]}]', "[]", "")
+    assert without_folders(prompts).value == '["a cat", {control = ["a.png"], text = "a dog"}]'
 
 
 @pytest.mark.parametrize(
