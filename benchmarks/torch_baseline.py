@@ -76,6 +76,8 @@ class TorchBaseline:
     channels_last: bool = False
     cudnn_attention: bool = True
     tables: Callable[[Any], None] | None = None
+    with_controls: Callable[[int], TorchBaseline] | None = None
+    """The same with so many control images of the image's size beside each image."""
 
     def build(self) -> Any:
         """Returns the network, in PyTorch's default dtype and device."""

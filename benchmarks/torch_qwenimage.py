@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from benchmarks.torch_baseline import Batch, Lengths, Predict, TorchBaseline, flow_step, sizes_of, velocity
@@ -41,8 +42,8 @@ def qwenimage(arch: QwenImageArch, length: Lengths) -> TorchBaseline:
     return TorchBaseline(network, arguments, _TARGETS, blocks, flow_step(inputs), tables=_tables)
 
 
-def qwenimage1(arch: QwenImage1Arch, length: Lengths) -> TorchBaseline:
-    """Returns the counterpart of a network of version 1, with captions of this length."""
+def qwenimage1(arch: QwenImage1Arch, length: Lengths, controls: int = 0) -> TorchBaseline:
+    """Returns the counterpart of a network of version 1, with captions of this length, and control images."""
     text = length["qwen3"]
     arguments = {
         "in_channels": 4 * arch.channels,
@@ -50,17 +51,32 @@ def qwenimage1(arch: QwenImage1Arch, length: Lengths) -> TorchBaseline:
         **sizes_of(arch),
         "joint_attention_dim": arch.text_dim,
         "axes_dims_rope": arch.axes,
+        "zero_cond_t": bool(arch.zero_cond),
     }
 
     def inputs(batch: Batch) -> tuple[Any, Predict]:
-        return batch.tokens(4 * arch.channels), velocity(
+        latents, shown = batch.tokens(4 * arch.channels), [batch.tokens(4 * arch.channels) for _ in range(controls)]
+        predict = velocity(
             encoder_hidden_states=batch.randn(text, arch.text_dim),
             encoder_hidden_states_mask=batch.seen(text),
-            img_shapes=[[(1, batch.side, batch.side)]] * batch.size,
+            img_shapes=[[(1, batch.side, batch.side)] * (1 + controls)] * batch.size,
         )
 
+        def beside(transformer: Any, x: Any, t: Any) -> Any:
+            return predict(transformer, batch.torch.cat([x, *shown], dim=1), t)[:, : x.shape[1]]
+
+        return latents, beside if controls else predict
+
     network, blocks = "QwenImageTransformer2DModel", ("QwenImageTransformerBlock",)
-    return TorchBaseline(network, arguments, _TARGETS_1, blocks, flow_step(inputs), tables=_tables)
+    return TorchBaseline(
+        network,
+        arguments,
+        _TARGETS_1,
+        blocks,
+        flow_step(inputs),
+        tables=_tables,
+        with_controls=partial(qwenimage1, arch, length),
+    )
 
 
 def _tables(transformer: Any) -> None:

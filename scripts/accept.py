@@ -6,7 +6,8 @@ CHECKPOINT is a single file or a diffusers folder. Six parts, each run whatever 
 the tables; an image; the same image by diffusers, where it is installed and a diffusers folder is at hand (CHECKPOINT,
 or `--beside`); a training run on four drawn images; the LoRA read back, renamed and drawn with; the same by diffusers.
 `--set` takes keys of a config, such as `model.vae=FILE` and `text_encoders.t5=FILE` for ComfyUI's separate files, or
-`gradient.checkpointing=full` for a small card. `report.json` and `report.txt` in `--out` are what to send; they hold
+`gradient.checkpointing=full` for a small card. `--controls` draws and trains with so many control images beside each
+image, of a model that takes them. `report.json` and `report.txt` in `--out` are what to send; they hold
 no path of this machine. Ends with 1 if a part failed.
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accept_diffusers import INDICES, missing
+from accept_diffusers import INDICES, missing, only_edits
 from full_run import config, draw, usual_side
 from PIL import Image
 
@@ -57,6 +58,16 @@ class Acceptance:
     @property
     def out(self) -> Path:
         return self.args.out
+
+    @property
+    def controls(self) -> list[Path]:
+        """The control images of the images that are drawn: the first of each folder."""
+        return [folder / "00.png" for folder in self.control_folders]
+
+    @property
+    def control_folders(self) -> list[Path]:
+        """The folders of control images."""
+        return [self.out / f"control-{n}" for n in range(1, self.args.controls + 1)]
 
     def part(self, name: str, run: Callable[[], dict[str, Any]]) -> None:
         """Runs a part and keeps its result: passed, failed or not tried, with the seconds."""
@@ -140,6 +151,7 @@ def image(a: Acceptance, name: str, seed: int, *more: str) -> dict[str, Any]:
         a.args.device,
         *as_options(a.args.set),
     ]
+    options += [word for file in a.controls for word in ("--control", str(file))]
     file = a.out / f"{name}.png"
     return told("sample", "-m", str(a.args.checkpoint), "-p", PROMPT, "-o", str(file), "--force", *options, *more)
 
@@ -151,7 +163,7 @@ def as_options(overrides: list[str]) -> list[str]:
     return [
         word
         for (section, _, key), value in keys
-        if section == "text_encoders" or (section == "model" and key in ("vae", "quantize", "prediction"))
+        if section == "text_encoders" or (section == "model" and key in ("vae", "quantize", "prediction", "qwen_edit"))
         for word in (f"--{key.replace('_', '-')}", value)
     ]
 
@@ -176,15 +188,18 @@ def apart(one: Path, two: Path) -> float:
 def beside(a: Acceptance, ours: str, theirs: str, lora: Path | None = None) -> dict[str, Any]:
     """Our image beside diffusers' from the same noise: at most a tenth as far apart as two seeds, and a rounding."""
     made = a.passed("an image")
-    if lacking := missing(family_of(a.args.checkpoint).name):
+    if lacking := missing(family_of(a.args.checkpoint).name, a.args.beside):
         raise NotTried(f"{', '.join(lacking)} not installed")
     folder = a.args.beside
     if not any((folder / index).is_file() for index in INDICES):
         raise NotTried("name a diffusers folder of the same model with --beside")
+    if only_edits(folder) and not a.args.controls:
+        raise NotTried("its pipeline draws with control images alone: say --controls 1")
     script = Path(__file__).with_name("accept_diffusers.py")
     options = ["--size", str(a.args.size), "--steps", str(made["steps"]), "--guidance", str(made["guidance"])]
     options += ["--seed", str(a.args.seed), "--precision", a.args.precision, "--device", a.args.device]
     options += ["--prompt", PROMPT, *(["--lora", str(lora)] if lora else [])]
+    options += [word for file in a.controls for word in ("--control", str(file))]
     report = json.loads(command([sys.executable, str(script), str(folder), str(a.out / theirs), *options]))
     distance, most = apart(a.out / ours, a.out / theirs), round(1 + 0.1 * made["to another seed, of 255"], 3)
     if distance > most:
@@ -199,6 +214,8 @@ def trained(a: Acceptance) -> dict[str, Any]:
     file.write_text(config(a.args.checkpoint, a.out / "images", a.out / "run", a.args.steps))
     settings = [f"data.resolution={a.args.size}", "sample.every=0", "output.format=both", *a.args.set]
     settings += [f"train.precision={a.args.precision}"]
+    if a.args.controls:
+        settings += [f"data.control={json.dumps([str(folder) for folder in a.control_folders])}"]
     argv = [str(file), "--device", a.args.device, *(word for s in settings for word in ("--set", s))]
     predicted = told("train", *argv, "--dry-run")["predicted_memory_gib"]
     flame("train", *argv)
@@ -304,6 +321,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="bf16")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--controls", type=int, default=0, help="control images beside each image")
     parser.add_argument("--beside", type=Path, help="a diffusers folder of the same model")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args(argv)
@@ -319,6 +337,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     a = Acceptance(arguments(argv))
     a.out.mkdir(parents=True, exist_ok=True)
+    for number, folder in enumerate(a.control_folders, 1):
+        draw(folder, IMAGES, seed=number)
     a.part("names and shapes", lambda: names_and_shapes(a))
     a.part("an image", lambda: drawn(a))
     a.part("the image beside diffusers'", lambda: beside(a, "image.png", "image-diffusers.png"))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from flame_train.config.schema import ModelSection
 from flame_train.engine.random import Rng
@@ -30,9 +31,25 @@ INDICES = ("model_index.json", "modular_model_index.json")
 """What a diffusers folder has one of; the latter where a pipeline is made of blocks."""
 
 
-def missing(family: str) -> list[str]:
-    """The libraries that are not installed, of those that the family's pipeline needs."""
-    needed = (*NEEDED, *(("torchvision",) if family_data(family)["diffusers"].get("needs_torchvision") else ()))
+NEEDS_FILMS = ("QwenImageEditPipeline", "QwenImageEditPlusPipeline")
+"""Pipelines whose processor reads films too, for which it needs torchvision."""
+
+
+def only_edits(folder: Path) -> bool:
+    """Says whether the folder's pipeline is Qwen-Image-Edit's, which draws nothing without control images."""
+    return pipeline_named(folder).startswith("QwenImageEdit")
+
+
+def pipeline_named(folder: Path) -> str:
+    """Returns the pipeline that a folder names; empty if it names none."""
+    file = folder / INDICES[0]
+    return str(json.loads(file.read_text()).get("_class_name", "")) if file.is_file() else ""
+
+
+def missing(family: str, folder: Path) -> list[str]:
+    """The libraries that are not installed, of those that the family's pipeline needs, or that of this folder."""
+    films = family_data(family)["diffusers"].get("needs_torchvision") or pipeline_named(folder) in NEEDS_FILMS
+    needed = (*NEEDED, *(("torchvision",) if films else ()))
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
@@ -69,6 +86,8 @@ def draw(args: argparse.Namespace) -> dict[str, Any]:
         pipeline.enable_model_cpu_offload(device=args.device)
     if name == "chroma":
         mask_by_booleans(pipeline)
+    if only_edits(args.folder):
+        tell_images(pipeline)
     latents = torch.from_numpy(first).to(dtype)
     known = family_data(name)["diffusers"]
     if known.get("latents_as_tokens"):
@@ -82,8 +101,12 @@ def draw(args: argparse.Namespace) -> dict[str, Any]:
         more["output"] = "images"
     elif name.startswith("qwenimage"):  # which guides only with a negative prompt
         more |= {"true_cfg_scale": args.guidance} | ({"negative_prompt": ""} if args.guidance > 1.0 else {})
+        if only_edits(args.folder):
+            more["negative_prompt"] = " "
     else:
         more["guidance_scale"] = args.guidance + known.get("guidance_offset", 0.0)
+    if args.control:
+        more["image"] = [Image.open(file).convert("RGB") for file in args.control]
     made = pipeline(
         prompt=args.prompt,
         num_inference_steps=args.steps,
@@ -118,6 +141,17 @@ def mask_by_booleans(pipeline: Any) -> None:
     pipeline._get_t5_prompt_embeds = masked
 
 
+def tell_images(pipeline: Any) -> None:
+    """Qwen-Image-Edit's pipelines do not say which tokens are of images, and places are then wrong (issue 14194)."""
+    usual = pipeline.text_encoder.forward
+    place = pipeline.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+
+    def told(input_ids: Any, **kwargs: Any) -> Any:
+        return usual(input_ids=input_ids, **{"mm_token_type_ids": (input_ids == place).int(), **kwargs})
+
+    pipeline.text_encoder.forward = told
+
+
 def adapted(pipeline: Any) -> int:
     """The layers of all its networks that PEFT has put a LoRA into."""
     modules = (m for network in pipeline.components.values() if hasattr(network, "modules") for m in network.modules())
@@ -136,6 +170,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="bf16")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--lora", type=Path)
+    parser.add_argument("--control", type=Path, action="append", default=[])
     args = parser.parse_args(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"
     print(json.dumps(draw(args)))

@@ -29,11 +29,11 @@ COMMANDS = {size: family.command for family in FAMILIES.values() for size in fam
 """A published size -> the command that trains it."""
 
 
-def draw(folder: Path, count: int) -> None:
+def draw(folder: Path, count: int, seed: int = 0) -> None:
     """Images of 1024 x 1024 with a disc each, and their captions."""
     folder.mkdir(exist_ok=True)
     rows, columns = np.mgrid[:1024, :1024]
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     for i in range(count):
         pixels = np.broadcast_to(rng.integers(0, 255, 3, np.uint8), (1024, 1024, 3)).copy()
         pixels[np.hypot(rows - rng.integers(300, 700), columns - rng.integers(300, 700)) < 200] = rng.integers(

@@ -27,7 +27,7 @@ from flame_train.models.registry import FAMILIES, family_of
 from flame_train.text_encoders.qwen3.encoder import EDITING
 from flame_train.text_encoders.qwen3.tokenizer import QwenTokenizer
 from flame_train.text_encoders.qwen3.vision_encoder import STATES_KEPT_2_5
-from tests.parity.pipelines import PROMPT, check_sample, control_images, opening, qwen_tokenizer, random
+from tests.parity.pipelines import PROMPT, check_accepted, check_sample, control_images, opening, qwen_tokenizer, random
 from tests.parity.test_qwenimage1_pipeline import text_encoder
 from tests.parity.test_qwenimage_pipeline import PARTS, Processor
 
@@ -61,7 +61,7 @@ def pipeline(request, tmp_path_factory):
 
     @functools.wraps(usual)
     def told(input_ids, **given):
-        return usual(input_ids=input_ids, mm_token_type_ids=(input_ids == place).int(), **given)
+        return usual(input_ids=input_ids, **given | {"mm_token_type_ids": (input_ids == place).int()})
 
     text.forward = told
     processor = Processor(tokenizer)
@@ -109,6 +109,15 @@ def test_sample_draws_what_the_pipeline_draws(pipeline, folder, tmp_path, monkey
         return pipeline(latents=packed, true_cfg_scale=guidance_scale, negative_prompt=" ", **given)
 
     check_sample(folder, tmp_path / "image.png", (8, 12, 16), drawn_by, control=control_images(tmp_path, *sizes))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("pipeline", [True], ids=["2511"], indirect=True)
+def test_the_folder_is_accepted(pipeline, folder, tmp_path, monkeypatch):
+    """Its image, and that with the LoRA it trained, beside the pipeline's; loading that would need torchvision."""
+    monkeypatch.setattr(diffusers.DiffusionPipeline, "from_pretrained", lambda *args, **kwargs: pipeline)
+    room = "--set", "text_encoders.qwen3_tokens=1024"
+    check_accepted(monkeypatch, folder, tmp_path / "out", 2 * 8, "--controls", "1", *room)
 
 
 @pytest.mark.parametrize("size", [(100, 70), (2000, 1500), (1024, 1024), (90, 1000)])

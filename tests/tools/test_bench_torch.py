@@ -77,8 +77,10 @@ def test_an_installed_package_says_that_comparisons_need_a_checkout(
 
 @pytest.mark.parity
 @pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")
-@pytest.mark.parametrize("name", SMALL)
-def test_the_baseline_is_the_same_network_and_counts_the_same_arithmetic(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "controls"), [*((name, 0) for name in SMALL), ("qwen-image-edit-tiny", 2)], ids=lambda given: str(given)
+)
+def test_the_baseline_is_the_same_network_and_counts_the_same_arithmetic(name: str, controls: int) -> None:
     pytest.importorskip("diffusers")
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
@@ -86,6 +88,7 @@ def test_the_baseline_is_the_same_network_and_counts_the_same_arithmetic(name: s
     (_, declared), resolution = small(name), 64
     ours = declared.network
     model = torch_baseline(declared)
+    model = model.with_controls(controls) if controls and model.with_controls else model
     plain = model.build()
     assert sum(p.numel() for p in plain.parameters()) + _positions(ours) == ours.num_weights()
 
@@ -93,15 +96,18 @@ def test_the_baseline_is_the_same_network_and_counts_the_same_arithmetic(name: s
     written_out = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # the fused one is not counted
     with FlopCounterMode(display=False) as counter, torch.no_grad(), written_out:
         loss(torch, plain)
-    assert forward_flops(declared, resolution) + _at_text(ours) == counter.get_total_flops()
+    dropped = _at_text(ours)
+    if controls:  # the last layer's outputs for 16 tokens of each
+        dropped += 2 * 16 * controls * math.prod(ours.shapes()["proj_out.weight"])
+    assert forward_flops(declared, resolution, controls) + dropped == counter.get_total_flops()
 
 
-def forward_flops(model: Model, resolution: int) -> int:
+def forward_flops(model: Model, resolution: int, controls: int = 0) -> int:
     """What the network multiplies for one image, without adapters, by a run on shapes."""
     with shape_run() as run, no_grad():
         nn.allocate(model.network, dtype="fp32", device="cuda")
         denoiser = Denoiser.of(model, model.network, "cuda", 1.0)
-        host = bench.random_batch(model, bench.BenchCase(resolution=resolution))
+        host = bench.random_batch(model, bench.BenchCase(resolution=resolution), controls=controls)
         batch = Batch(host, run.backend, "fp32")
         mean, _ = batch.latents()
         made = run.multiplied(lambda: denoiser.denoise(mean, zeros(1).to("cuda"), batch.conditioning()))

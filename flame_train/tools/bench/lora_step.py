@@ -191,7 +191,11 @@ def check_counterpart(case: BenchCase) -> None:
     lacking = [f"--quantize {case.quantize}"] if case.quantize != "off" else []
     lacking += [f"--checkpointing {case.checkpointing}"] if case.checkpointing not in ("off", "full") else []
     lacking += ["--checkpoint-blocks"] if case.checkpoint_blocks else []
-    lacking += [f"--set {setting}" for setting in case.settings]
+    shown = [setting for setting in case.settings if setting.startswith("data.control=")]
+    if shown and _baseline(case).with_controls is not None:
+        lacking += [f"--set {setting}" for setting in case.settings if setting not in shown]
+    else:
+        lacking += [f"--set {setting}" for setting in case.settings]
     if lacking:
         raise ConfigError(
             f"--against: PyTorch's step has no counterpart of {' and '.join(lacking)}; leave one of them out"
@@ -218,8 +222,10 @@ def from_checkout(module: str, command: str) -> ModuleType:
 def torch_step(case: BenchCase, compiled: bool, group: ProcessGroup = ALONE) -> dict[str, Any]:
     """PyTorch's times for the step of the same model, eager or with compiled blocks; its DDP in several processes."""
     get_backend(case.device).empty_cache()
-    _, model = find(case.model)
-    baseline = from_checkout("torch_baseline", "bench step --against").torch_baseline(model)
+    baseline = _baseline(case)
+    if case.settings:
+        controls = from_options(**with_overrides({}, case.settings)).data.control
+        baseline = baseline.with_controls(len(controls))
     return from_checkout("torch_lora_step", "bench step --against").run(
         baseline,
         case.resolution,
@@ -231,6 +237,12 @@ def torch_step(case: BenchCase, compiled: bool, group: ProcessGroup = ALONE) -> 
         compiled,
         group,
     )
+
+
+def _baseline(case: BenchCase) -> Any:
+    """Returns PyTorch's counterpart of the model."""
+    _, model = find(case.model)
+    return from_checkout("torch_baseline", "bench step --against").torch_baseline(model)
 
 
 def _step(case: BenchCase, by_kind: bool) -> dict[str, Any]:
