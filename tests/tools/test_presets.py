@@ -88,6 +88,8 @@ def test_an_unknown_preset_is_refused() -> None:
 def test_the_preset_for_edits_is_of_the_families_whose_models_take_control_images(tmp_path: Path, family: str) -> None:
     """A dry run on a small base opens the model, which says so itself, and resolves the layers."""
     FAMILIES[family].write_small_base(tmp_path, 3)
+    named = tmp_path / "qwen-image-edit-2511.safetensors" if family == "qwenimage1" else tmp_path / "base.safetensors"
+    (tmp_path / "base.safetensors").rename(named)
     for folder, seed in (("before", 1), ("after", 2)):
         (tmp_path / folder).mkdir()
         for name in ("IMAGE", "OTHER"):
@@ -95,7 +97,7 @@ def test_the_preset_for_edits_is_of_the_families_whose_models_take_control_image
             (tmp_path / folder / f"{name}.txt").write_text("make it night", encoding="utf-8")
             seed += 2
     filled = {
-        "model.checkpoint": tmp_path / "base.safetensors",
+        "model.checkpoint": named,
         "data.path": tmp_path / "after",
         "data.control": tmp_path / "before",
         "data.cache": tmp_path / "cache",

@@ -298,6 +298,15 @@ def kept(kind: str, prefix: str) -> Convert:
     return convert
 
 
+def edits(value: Any, source: Source) -> Any:
+    """Converts the models that edit and have another's shapes; of Qwen-Image-Edit the window's names have the month."""
+    name, _, month = str(value).partition(":")
+    if name == "qwen_image_edit_plus":
+        said = month or str(source.get("model.name_or_path", ""))
+        return {"model.qwen_edit": "2511" if "2511" in said else "2509"}
+    return {"model.kontext": True} if name == "flux_kontext" else NOTHING
+
+
 def guidance_loss(value: Any, source: Source) -> Any:
     """Converts contrastive guidance, with its scale, or two of them, and the schedule."""
     if is_off(value):
@@ -350,7 +359,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "train.diff_output_preservation": kept("class", "train.diff_output_preservation"),
         "train.do_guidance_loss": guidance_loss,
         "train.blank_prompt_preservation": kept("blank", "train.blank_prompt_preservation"),
-        "model.arch": lambda v, s: True if v == "flux_kontext" else NOTHING,
+        "model.arch": edits,
         "model.is_v_pred": lambda v, s: "v" if v and s.fact("unet") else NOTHING,
         "model.quantize": quantized,
         "(model.quantize_te)": lambda v, s: quantized_text(

@@ -22,7 +22,8 @@ _SCRIPTS: Final = named_by("musubi-tuner")
 _OTHERS: Final = ("wan_", "hv_", "fpack_", "kandinsky5_", "hidream_o1_", "ideogram4_")
 _MODULES: Final = named_by("musubi-tuner modules")
 _FOLDERS: Final = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
-_VERSIONS: Final = ("klein-4b", "klein-9b", "klein-base-4b", "klein-base-9b", "original")
+_EDITS: Final = {"edit-2509": "2509", "edit-2511": "2511"}
+_VERSIONS: Final = ("klein-4b", "klein-9b", "klein-base-4b", "klein-base-9b", "original", *_EDITS)
 
 
 def _is_mine(tree: Tree) -> bool:
@@ -160,6 +161,7 @@ _FROM_KOHYA: Final = MappingProxyType(
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         "(kontext)": lambda v, s: True if s.family == _SCRIPTS["flux_kontext_train_network.py"] else NOTHING,
+        "model_version": lambda v, s: _EDITS.get(str(v), NOTHING),
         "network_module": _kind,
         "network_alpha": _alpha,
         "(layers)": _targets,

@@ -69,7 +69,7 @@ def _read(reading: Reading) -> Source:
     if kind and kind.value != "lora":
         raise ConfigError(f"{kind.place}: model_type = {kind.value}: expected lora; a LoRA alone is trained here")
     flavour = settings.get("model_flavour")
-    if flavour and str(flavour.value).startswith("edit"):
+    if flavour and str(flavour.value).startswith("edit") and flavour.value not in _EDITS:
         raise ConfigError(f"{flavour.place}: model_flavour = {flavour.value}: this model is not trained here")
     if (control := settings.get("controlnet")) and control.value:
         raise ConfigError(f"{control.place}: controlnet: a ControlNet is not trained here")
@@ -332,6 +332,13 @@ _USUAL: Final = MappingProxyType(
 )
 """What its optimizers have (optimizer_param.py:191, 205, 315, 580, 728) that is another here."""
 
+_EDITS: Final = {
+    "kontext": {"model.kontext": True},
+    "edit-v2": {"model.qwen_edit": "2509"},
+    "edit-v3": {"model.qwen_edit": "2511"},
+}
+"""Flavours that edit. edit-v2+ gives 2509 the time 0 for control images, for which it was not made."""
+
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         "pretrained_model_name_or_path": base_model,
@@ -371,7 +378,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "validation_resolution": sizes,
         "validation_seed": lambda v, s: NOTHING if v is None else v,
         "musubi_blocks_to_swap": swapped("gradient_checkpointing"),
-        "model_flavour": lambda v, s: True if v == "kontext" else NOTHING,
+        "model_flavour": lambda v, s: _EDITS.get(str(v), NOTHING),
         "repeats": lambda v, s: int(number(v or 0)) + 1,
         "probability": drawn,
         "type": not_local,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Final, Literal
 
 from flame_train.errors import ConfigError
@@ -19,21 +20,27 @@ _CALLED: Final = re.compile(r"edit(?:[-_. ]?(?:plus|(2509|2511)))?")
 
 
 def edit_of(transformer: Part, opening: Opening) -> Edit:
-    """Returns which one a transformer is, by `model.qwen_edit`, a tensor, its folder, and last by its name.
+    """Returns which one a transformer is, by a tensor, its folder and its name, and `model.qwen_edit`.
 
-    Raises ConfigError for a key that contradicts the file.
+    Raises ConfigError for a key that contradicts what is known.
     """
-    key, zero_cond = opening.model.qwen_edit, _zero_cond(transformer)
-    if zero_cond and key == "2509":
+    key, told = opening.model.qwen_edit, _told(transformer, opening.base)
+    if key == "auto":
+        return told
+    if told in PLUS and told != key:
         raise ConfigError(
-            f'model.qwen_edit: expected "2511" for {transformer.path}, which says so of itself, got "2509"; remove it'
+            f'model.qwen_edit: expected "{told}" for {opening.base}, whose tensors, folder or name say so, '
+            f'got "{key}"; remove it'
         )
-    if key != "auto":
-        return key
+    return key
+
+
+def _told(transformer: Part, base: Path) -> Edit:
+    zero_cond = _zero_cond(transformer)
     if zero_cond:
         return "2511"
-    pipeline = stated_in(opening.base, "model_index.json").values.get("_class_name")
-    called = _CALLED.search(published_name(opening.base))
+    pipeline = stated_in(base, "model_index.json").values.get("_class_name")
+    called = _CALLED.search(published_name(base))
     if called is not None and called[1] == "2511" and zero_cond is None:
         return "2511"
     if pipeline == "QwenImageEditPlusPipeline" or (called is not None and (called[1] or "plus" in called[0])):

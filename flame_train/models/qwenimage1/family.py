@@ -32,6 +32,8 @@ from flame_train.text_encoders.qwen3.vision_2_5 import Vision25Arch, VisionTower
 from flame_train.text_encoders.qwen3.vision_encoder import STATES_KEPT_2_5, Qwen3VLEncoder
 
 _TAP: Final = -1  # the last hidden state, normalised
+_ARCHITECTURES: Final = {"2509": ("Qwen-Image-Edit-Plus",), "2511": ("Qwen-Image-Edit-2511",)}
+"""What musubi-tuner writes into their LoRAs."""
 _FEW_STEPS: Final = ("lightning", "distill")  # in the names of checkpoints that were distilled
 
 PRESETS: Final = presets(
@@ -127,7 +129,7 @@ class QwenImage1Family(FlowFamily):
             denoiser=parts["transformer"],
             vae=Autoencoder(parts["vae"], VaeArch.qwen_image()),
             text=(text,),
-            lora_names=names.lora_family(),
+            lora_names=names.lora_family(*_ARCHITECTURES.get(edit, ())),
             presets=PRESETS,
             schedule=Schedule.beside(opening.base),
             edit=edit,

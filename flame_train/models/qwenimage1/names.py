@@ -63,15 +63,15 @@ def base_modules(depth: int = 60) -> tuple[str, ...]:
     return *_ENDS, *(f"transformer_blocks.{i}.{part}" for i in range(depth) for part in _LINEAR)
 
 
-@lru_cache(maxsize=1)
-def lora_family() -> LoraFamily:
-    """Returns how LoRA files of Qwen-Image 1 name their modules."""
+@lru_cache(maxsize=3)
+def lora_family(architecture: str = "Qwen-Image") -> LoraFamily:
+    """Returns how LoRA files of Qwen-Image 1, or of a Qwen-Image-Edit that is called so, name their modules."""
     modules = modules_as_they_are(base_modules())
     return LoraFamily(
         name="qwenimage1",
         components=(lora_component(modules),),
         base_version="qwen_image",
-        architecture="Qwen-Image/lora",
+        architecture=f"{architecture}/lora",
         implementation="https://github.com/QwenLM/Qwen-Image",
         network_module="networks.lora_qwen_image",
     )

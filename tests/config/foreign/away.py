@@ -209,4 +209,4 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
 }
 """Program -> setting -> its value, where None tries the usual ones, and the settings beside it."""
 AWAY["kohya's GUI"] = AWAY["sd-scripts"]  # it makes arguments of sd-scripts
-AWAY["musubi-tuner"] = AWAY["sd-scripts"] | {"weighting_scheme": ("cosmap", {})}
+AWAY["musubi-tuner"] = AWAY["sd-scripts"] | {"weighting_scheme": ("cosmap", {}), "model_version": ("edit-2511", {})}

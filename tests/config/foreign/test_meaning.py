@@ -415,6 +415,40 @@ def test_kontext_of_simpletuner_has_its_images(tmp_path: Path) -> None:
     assert values["data.control"] == ["before"]
 
 
+@pytest.mark.parametrize(
+    ("options", "edit"),
+    [
+        ("--edit_plus", "2509"),
+        ("--model_version edit-2509", "2509"),
+        ("--model_version edit-2511", "2511"),
+        ("--model_version original", None),
+    ],
+)
+def test_musubi_tuner_says_which_qwen_image_edit_it_trains(tmp_path: Path, options: str, edit: str | None) -> None:
+    named = {"script": "qwen_image_train_network.py", "module": "networks.lora_qwen_image", "levels": "qwen_shift"}
+    command = MUSUBI.format(**named).replace("--fp8_base", f"--fp8_base {options}")
+    pairs = MUSUBI_SET + 'control_directory = "before"\n'
+    values = imported(tmp_path, {"run.sh": command, "set.toml": pairs})["values"]
+    assert values.get("model.qwen_edit") == edit
+    assert values["data.control"] == ["before"]
+
+
+def test_other_trainers_say_which_qwen_image_edit_they_train(tmp_path: Path) -> None:
+    for arch, name, edit in (
+        ("qwen_image_edit_plus", "Qwen/Qwen-Image-Edit-2509", "2509"),
+        ("qwen_image_edit_plus:2511", "/models/mine", "2511"),
+        ("qwen_image_edit_plus", "Qwen/Qwen-Image-Edit-2511", "2511"),
+        ("qwen_image", "Qwen/Qwen-Image", None),
+    ):
+        text = job(model=f'arch: "{arch}"').replace("base.safetensors", name)
+        result = imported(tmp_path, {"j.yaml": text})
+        assert (result["family"], result["values"].get("model.qwen_edit")) == ("qwenimage1", edit), arch
+    for flavour, month in (("edit-v2", "2509"), ("edit-v3", "2511")):
+        values = imported(tmp_path, tuner(model_family="qwen_image", model_flavour=flavour))["values"]
+        assert values["model.qwen_edit"] == month
+        assert values["model.checkpoint"] == f"hf:Qwen/Qwen-Image-Edit-{month}"
+
+
 def test_the_checkpoint_says_which_family_it_is_of(tmp_path: Path, small_base: Path) -> None:
     text = 'network_module = "networks.lora"\nnetwork_dim = 8\nlearning_rate = 1e-4\nresolution = 512\n'
     files = {"a.toml": text + f"pretrained_model_name_or_path = {str(small_base)!r}\n"}
