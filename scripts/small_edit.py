@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from flame_train.data.grid import write_png
+from flame_train.data.grid import places, write_png
 from flame_train.engine import functional as F
 from flame_train.engine import nn, tensor
 from flame_train.io.safetensors import save_file
@@ -258,12 +258,8 @@ def _cut(grid: Path, count: int) -> Array:
     """A run's preview of `count` images as one row."""
     with Image.open(grid) as image:
         pixels = np.asarray(image.convert("RGB"))
-    found = [
-        pixels[y : y + SIDE, x : x + SIDE]
-        for y in range(0, pixels.shape[0], SIDE)
-        for x in range(0, pixels.shape[1], SIDE)
-    ]
-    return np.concatenate(found[:count], axis=1)
+    corners = places(pixels.shape[:2], count)
+    return np.concatenate([pixels[y : y + h, x : x + w] for y, x, h, w in corners], axis=1)
 
 
 if __name__ == "__main__":

@@ -192,10 +192,8 @@ def check_counterpart(case: BenchCase) -> None:
     lacking += [f"--checkpointing {case.checkpointing}"] if case.checkpointing not in ("off", "full") else []
     lacking += ["--checkpoint-blocks"] if case.checkpoint_blocks else []
     shown = [setting for setting in case.settings if setting.startswith("data.control=")]
-    if shown and _baseline(case).with_controls is not None:
-        lacking += [f"--set {setting}" for setting in case.settings if setting not in shown]
-    else:
-        lacking += [f"--set {setting}" for setting in case.settings]
+    known = shown if shown and _baseline(case).with_controls else []
+    lacking += [f"--set {setting}" for setting in case.settings if setting not in known]
     if lacking:
         raise ConfigError(
             f"--against: PyTorch's step has no counterpart of {' and '.join(lacking)}; leave one of them out"
