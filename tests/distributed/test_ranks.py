@@ -18,6 +18,7 @@ from .conftest import MPIRUN, OPEN_MPI, Study
 
 STEPS = 50
 WITHIN = 1e-5  # of a tensor's largest value
+SAMPLES_OWN = {"loss__contrastive_scale": [2.0, 4.0], "loss__contrastive_schedule": "sigma", "lora__min_rank": 1}
 
 
 def farthest(a, b) -> float:
@@ -52,14 +53,16 @@ def whole(family: str) -> object:
     [("sd3", 3, (2,)), ("flux", 3, (2,)), whole("sdxl"), whole("sd3"), whole("flux")],
 )
 def test_several_processes_train_what_one_does_and_twice_the_same_bytes(study, family, steps, numbers):
+    """Flux with contrastive guidance and masked ranks, whose scale and mask each sample has of its own."""
     runs: Study = study(family)
-    one = runs.finish(f"one-{steps}", 1, gradient__accumulation=4, train__steps=steps)
+    more = {"train__steps": steps} | (SAMPLES_OWN if family == "flux" else {})
+    one = runs.finish(f"one-{steps}", 1, gradient__accumulation=4, **more)
     for ranks in numbers:
         name, micro_batches = f"of-{ranks}-{steps}", 4 // ranks
-        several = runs.finish(name, ranks, gradient__accumulation=micro_batches, train__steps=steps)
+        several = runs.finish(name, ranks, gradient__accumulation=micro_batches, **more)
         assert farthest(one, several) < WITHIN
         np.testing.assert_allclose(runs.losses(name), runs.losses(f"one-{steps}"), rtol=1e-4)
-    again = runs.cold().finish(f"again-{steps}", ranks, gradient__accumulation=micro_batches, train__steps=steps)
+    again = runs.cold().finish(f"again-{steps}", ranks, gradient__accumulation=micro_batches, **more)
     assert all((several[name] == again[name]).all() for name in several)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -108,9 +109,9 @@ def test_a_distilled_base_is_refused_with_the_lines_to_add(name):
     told = str(refused.value)
     assert "flame-train adapter MODEL -o" in told
     lines = told.splitlines()
-    assert lines[1] == "  [model]"
     files = [each["file"] for each in training_adapters(name)] or ["adapter.safetensors"]
-    assert [line.split('"')[1] for line in lines[2:]] == files
+    assert lines[0].endswith("Add below [model]:")
+    assert [tomllib.loads(line)["training_adapter"] for line in lines[1:]] == files
     assert bool(training_adapters(name)) == (name in ADAPTED)
     documented = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
     assert all(f'"{each["file"]}"' in documented for each in training_adapters(name))

@@ -148,12 +148,13 @@ def first_loss(run: Path) -> float:
 
 
 def test_a_run_with_all_of_it_goes_on_to_the_same_bytes(train_small: Train, tmp_path: Path) -> None:
-    """A training adapter, contrastive guidance with a range, masked ranks, and validation of it all."""
+    """Adapter, contrastive guidance with a range, masked ranks, and validation of it, on an fp8 base, recomputed."""
     file = write_adapter(tmp_path / "adapter.safetensors")
     asked = [f"model.training_adapter={file}", "model.training_adapter_strength=0.9", "lora.min_rank=1"]
     asked += ["lora.rank_exponent=2.0", "loss.contrastive_scale=[2.0, 4.0]", "loss.contrastive_schedule=sigma"]
     asked += ["lora.dropout=0.1", "data.caption_dropout=0.3", "checkpoint.every=2", "train.steps=4", *SAMPLED[3:]]
     asked += ["validation.every=2", "preservation.kind=blank"]
+    asked += ["data.batch_size=1", "gradient.accumulation=2", "gradient.checkpointing=full", "model.quantize=fp8"]
     for name in ("whole", "killed"):
         assert train_small("zimage", *settings(*asked, f"output.dir={tmp_path / name}")) == 0
     killed = tmp_path / "killed"

@@ -175,7 +175,7 @@ class Family(ABC):
     def refuse_distilled(self, base: Path, model: ModelSection) -> None:
         """Raises ConfigError for a distilled checkpoint as a base, unless it has a training adapter or is to change.
 
-        The message ends with the lines to add, of the published adapter of each model of the family.
+        The message ends with the lines to add to [model], of the published adapter of each model of the family.
         """
         if model.training_adapter or model.train_distilled or not (reason := self.distilled(base)):
             return
@@ -185,8 +185,8 @@ class Family(ABC):
         raise ConfigError(
             f"model.checkpoint: {base.name} {reason}, so it is distilled to few steps, which training on it would "
             "undo; train on the model that it was made from, or with a training adapter, which is left out when the "
-            f"LoRA is used: {made if not known else f'published ones are below, and {made}'}. Add to the config:\n"
-            + "\n".join(["  [model]", *(f"  {line}" for line in lines or ['training_adapter = "adapter.safetensors"'])])
+            f"LoRA is used: {made if not known else f'published ones are below, and {made}'}. Add below [model]:\n"
+            + "\n".join(f"  {line}" for line in lines or ['training_adapter = "adapter.safetensors"'])
         )
 
     def _lora_names(self, file: Path) -> LoraFamily:

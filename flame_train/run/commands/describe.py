@@ -126,10 +126,11 @@ def _training(p: Mapping[str, Any]) -> dict[str, str]:
     adapter, optimizer, schedule = p["adapter"], p["optimizer"], p["schedule"]
     per_epoch = counted(p["batches_per_epoch"], "batch", "batches")
     prompts = counted(p["prompts"], "prompt") if p["prompts"] else "none"
-    drawn = ", drawn without the training adapter" if p["training_adapter"] else ""
-    drawn = f", drawn by {p['sample_model']}" if p["sample_model"] else drawn
+    drawn = f", drawn by {p['sample_model']}" if p["sample_model"] else ""
+    added = {"training adapter": f"{p['training_adapter']}, in training alone: samples leave it out"}
     return {
         "base model": f"{p['checkpoint']} ({p['family']}, {p['base_parameters']:,} weights, {p['precision']})",
+        **(added if p["training_adapter"] else {}),
         "its licence": told_terms(p["licence"]),
         "adapter": f"{adapter['kind']} of rank {adapter['rank']}, alpha {adapter['alpha']:g}, on "
         f"{counted(p['adapted_layers'], 'layer')}: {p['trainable_parameters']:,} trained values",
