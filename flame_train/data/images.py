@@ -253,8 +253,12 @@ _DECODERS: Final = f"1 Pillow {PIL.__version__}"  # the number is raised where `
 _MOST: Final = 1_000_000  # images of all datasets that share a cache
 
 
-def decoded_images(folder: Path) -> dict[str, Size]:
-    """Returns (height, width) by SHA-256 in hex, of the remembered images."""
+def decoded_images(*folders: Path | None) -> dict[str, Size]:
+    """Returns (height, width) by SHA-256 in hex, of the images that are remembered in any of the folders."""
+    return {name: size for folder in folders if folder is not None for name, size in _decoded(folder).items()}
+
+
+def _decoded(folder: Path) -> dict[str, Size]:
     content = read_checked(folder / _NAME)
     try:
         return {name: (h, w) for name, (h, w) in content["images"].items()} if content["by"] == _DECODERS else {}

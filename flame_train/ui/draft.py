@@ -24,11 +24,12 @@ from flame_train.config.read import text_layer
 from flame_train.config.render import flat, toml_value
 from flame_train.config.schema import Config
 from flame_train.config.toml_edit import with_value
-from flame_train.data.sets import DataSet
+from flame_train.data.sets import DataSet, image_sets
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import free_bytes, refuse_place
 from flame_train.disk.roots import Roots
 from flame_train.errors import ConfigError, FlameError, Interrupted, lines_shown, shown
+from flame_train.families import licences
 from flame_train.io.addresses import is_address, is_hub_name
 from flame_train.models.registry import FAMILIES
 from flame_train.run.commands.describe import as_text
@@ -313,8 +314,6 @@ def written(text: str, path: str, device: str, force: bool, roots: Roots) -> dic
 
 def set_of(config: Config, number: int) -> DataSet:
     """Returns a set of images by its number. Raises ConfigError."""
-    from flame_train.data.sets import image_sets
-
     sets = image_sets(config.data, config.captions)
     if not 0 <= number < len(sets) or not sets[number].path:
         raise ConfigError("data.path: expected a folder of images; choose one")
@@ -323,8 +322,6 @@ def set_of(config: Config, number: int) -> DataSet:
 
 def families() -> dict[str, Any]:
     """Returns each family: its title, keys that it lacks, presets, and names of published weights on the hub."""
-    from flame_train.families import licences
-
     return {
         name: {
             "title": family.title,

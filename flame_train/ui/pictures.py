@@ -16,8 +16,8 @@ from flame_train.data.caption_files import CaptionFiles, CaptionRule
 from flame_train.data.caption_formats import MAX_CAPTION_BYTES, METADATA_NAMES, one_line
 from flame_train.data.dataset import Dataset, Item
 from flame_train.data.image_formats import IMAGE_ENDINGS
-from flame_train.data.images import decoded_images, load_image, load_mask
-from flame_train.data.sets import DataSet
+from flame_train.data.images import decoded_images, load_image, load_mask, remember
+from flame_train.data.sets import DataSet, image_sets
 from flame_train.data.walk import list_files
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import user_cache
@@ -49,6 +49,7 @@ class Pictures:
         self.folder = roots.place(own.path)
         for folder in (self.folder, *own.control_folders, *([Path(own.mask_folder)] if own.mask_folder else [])):
             roots.refuse_links_out(roots.place(str(folder)))
+        remembered = user_cache("images")
         with Digests(user_cache("digests")) as digests:
             self._dataset = Dataset.scan(
                 self.folder,
@@ -60,9 +61,12 @@ class Pictures:
                 mask_folder=local_place(own.mask_folder) if own.mask_folder else None,
                 control=own.control_folders,
                 on_bad="skip",
-                seen=decoded_images(cache_folder(config.data)),
+                seen=decoded_images(remembered, cache_folder(config.data)),
                 digests=digests,
             )
+        if remembered is not None:  # so that the plan, which follows each change, decodes none of them again
+            remembered.mkdir(parents=True, exist_ok=True)
+            remember(remembered, {item.sha256: item.size for item in self._dataset.items if item.plain})
         keys = [item.key for item in self._dataset.items]
         rule = CaptionRule((own.caption_extension,), own.captions.lines)
         self._captions = CaptionFiles(self.folder, list_files(self.folder).files, frozenset(keys), rule)
@@ -75,7 +79,7 @@ class Pictures:
         pages = max(-(-len(listed) // PAGE), 1)
         number = min(max(number, 0), pages - 1)
         return {
-            "folder": str(self.folder),
+            "sets": [one.path for one in image_sets(self._config.data)],
             "count": len(rows),
             "without_caption": len(without),
             "captions_without_image": list(map(shown, self._captions.orphans)),

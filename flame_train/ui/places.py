@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from flame_train.disk.roots import Roots
 from flame_train.errors import FlameError, shown
-from flame_train.io.hub import resolve_checkpoint
+from flame_train.io.addresses import is_address, is_hub_name
+from flame_train.io.hub import fetching, resolve_checkpoint
 from flame_train.io.model_search import Search
 from flame_train.models.registry import FAMILIES, family_of
 from flame_train.quickstart.first_run import lay, usable_device
@@ -17,18 +18,23 @@ from flame_train.quickstart.first_run import lay, usable_device
 from .pictures import image_count
 
 _MOST: Final = 300  # models, and folders of a list
+_FILES: Final = (".safetensors", ".gguf", ".txt", ".json", ".model")  # that a key may name
 EXAMPLE: Final = "example"
 
 
 def folders(path: str, roots: Roots) -> dict[str, Any]:
-    """Returns a folder below the roots with the folders in it; "" stands above all roots. Raises ConfigError."""
+    """Returns a folder below the roots with what is in it; "" stands above all roots. Raises ConfigError."""
     if not path:
-        return {"path": "", "above": None, "images": 0, "folders": [_folder(root, str(root)) for root in roots.folders]}
+        listed = [_folder(root, str(root)) for root in roots.folders]
+        return {"path": "", "above": None, "images": 0, "folders": listed, "files": []}
     place = roots.place(path)
     inside = sorted((e for e in _entries(place) if not e.name.startswith(".") and e.is_dir()), key=lambda e: e.name)
     listed = [_folder(Path(entry.path), entry.name) for entry in inside if roots.holds(entry.path)]
     above = "" if place in roots.folders else str(place.parent)
-    return {"path": str(place), "above": above, "folders": listed[:_MOST], "images": _images(place)}
+    names = sorted(entry.name for entry in _entries(place) if entry.name.lower().endswith(_FILES))
+    files = [{"path": str(place / name), "name": shown(name)} for name in names]
+    found = {"folders": listed[:_MOST], "files": files[:_MOST]}
+    return {"path": str(place), "above": above, "images": _images(place)} | found
 
 
 def _folder(path: Path, name: str) -> dict[str, Any]:
@@ -74,9 +80,6 @@ def _candidates(roots: Roots) -> Iterator[Path]:
 
 def family_told(base: str, roots: Roots) -> str:
     """Returns the family of a base model by its file, or what is kept or told of it on the hub. Raises FlameError."""
-    from flame_train.io.addresses import is_address, is_hub_name
-    from flame_train.io.hub import fetching
-
     if not is_hub_name(base) and not is_address(base):
         roots.refuse_links_out(roots.place(base))
     with fetching("headers"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,17 @@ def test_a_second_start_takes_what_the_first_predicted(predictions: Path, plan: 
     assert len([*predictions.iterdir()]) == 1
 
 
-def test_where_the_run_is_written_does_not_matter(
+def test_what_decides_no_shape_does_not_matter(
     predictions: Path, plan: MakePlan, made: list[Plan], tmp_path: Path
 ) -> None:
     predict(plan(), H100, 1)
     predict(plan(output={"dir": str(tmp_path / "elsewhere")}, checkpoint={"every": 7}), H100, 1)
+    other = plan(optimizer={"lr": 3e-3}, train={"precision": "bf16", "seed": 7})
+    assert predict(other, H100, 1) == predicted_memory(other, H100)
+    longer = plan(train={"precision": "bf16", "steps": 9})
+    kept, fresh = predict(longer, H100, 1), predicted_memory(longer, H100)
+    assert kept == replace(fresh, kernels=kept.kernels)
+    assert len(set(kept.kernels.texts) ^ set(fresh.kernels.texts)) == 2
     assert len(made) == 1
 
 

@@ -63,8 +63,8 @@ from flame_train.training.result import check_code, check_sources
 from flame_train.training.session import SILENT, Callbacks, Session, StopRequest
 
 from ..memory.card import limit_pools, log_budget, refuse_small_host, resolve_offload, within_budget
-from ..memory.kept_prediction import predict_ahead
-from ..memory.prediction import notice_memory, predicted_memory
+from ..memory.kept_prediction import kept_prediction, predict_ahead
+from ..memory.prediction import notice_memory
 from .describe import describe
 
 _LOG = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ def dry_run_of(config_source: ConfigWithSource, family: Family | None, session: 
         refuse_small_host(plan)
         if checkpoint_here(plan, run_folder(plan, session.group)) is None:
             checkpoint_of_other_run(plan)
-        memory = predicted_memory(plan, card, processes) if budget is None else budget.memory
+        memory = kept_prediction(plan, card, processes) if budget is None else budget.memory
         return describe(plan, memory, card, session.device, processes, budget) | {"files": file_rows(plan)}
 
 

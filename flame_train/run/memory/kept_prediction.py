@@ -32,8 +32,14 @@ from flame_train.version import __version__
 from .prediction import PredictedMemory, predicted_memory
 
 _MOST: Final = 32  # predictions in the folder; the one unused for longest goes first
-_UNRELATED: Final = {"output", "checkpoint"}
-"""Sections that decide where a run writes, and no shape."""
+_UNRELATED: Final[Any] = {
+    **{"output": True, "checkpoint": True, "data": {"path"}, "model": {"checkpoint"}},
+    **{"optimizer": {"lr"}, "train": {"steps", "epochs", "seed"}},
+}
+"""What decides where a run reads and writes, how long it is and how far a step goes, and no shape.
+
+The length stands in one kernel of the schedule: a run of another length compiles that one later.
+"""
 
 
 def predict_ahead(plan: Plan, device: str, processes: int) -> PredictedMemory:

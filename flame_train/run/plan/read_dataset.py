@@ -37,7 +37,7 @@ def read_dataset(config: Config, stop: StopRequest) -> Samples:
     parts: list[tuple[DataSet, BucketedDataset]] = []
     read: list[tuple[DataSet, Sequence[Item]]] = []
     problems: list[str] = []
-    decoded = decoded_images(cache_folder(data))
+    decoded = decoded_images(user_cache("images"), cache_folder(data))
     with Digests(user_cache("digests")) as digests:
         for image_set in image_sets(data, config.captions):
             try:

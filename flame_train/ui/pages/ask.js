@@ -35,12 +35,12 @@ export function by(id, kind) {
   return found;
 }
 
-/** Shows the folders below the roots, to choose one. @param {string} start @param {(path: string) => void} taken */
-export async function chooseFolder(start, taken) {
+/** Shows what lies below the roots, to choose a folder, or with `files` a file. @param {string} start @param {(path: string) => void} taken @param {boolean} [files] */
+export async function choosePlace(start, taken, files) {
   const list = make("ul", { class: "folders" }), at = make("p", { class: "mono" });
   const take = make("button", { type: "button", class: "primary" }, "take this folder");
   const close = make("button", { type: "button" }, "cancel");
-  const dialog = /** @type {HTMLDialogElement} */ (make("dialog", { "aria-label": "choose a folder" }, at, list, make("div", { class: "buttons" }, take, close)));
+  const dialog = /** @type {HTMLDialogElement} */ (make("dialog", { "aria-label": "choose a place" }, at, list, make("div", { class: "buttons" }, take, close)));
   let here = "";
   /** @param {string} path */
   const go = async (path) => {
@@ -50,14 +50,15 @@ export async function chooseFolder(start, taken) {
     at.textContent = (here || "folders of --root") + (found.images ? `: ${found.images} images` : "");
     take.toggleAttribute("disabled", !here);
     const rows = found.folders.map((/** @type {any} */ each) => row(each.name + (each.images ? ` (${each.images} images)` : ""), each.path));
+    if (files) rows.push(...found.files.map((/** @type {any} */ each) => row(each.name, each.path, true)));
     if (found.above !== null) rows.unshift(row("..", found.above));
     list.replaceChildren(...rows);
     list.querySelector("button")?.focus();
   };
-  /** @param {string} name @param {string} path */
-  const row = (name, path) => {
+  /** @param {string} name @param {string} path @param {boolean} [file] */
+  const row = (name, path, file) => {
     const button = make("button", { type: "button", class: "quiet" }, name);
-    button.addEventListener("click", () => go(path));
+    button.addEventListener("click", () => { if (file) { dialog.close(); taken(path); } else go(path); });
     return make("li", {}, button);
   };
   take.addEventListener("click", () => { dialog.close(); taken(here); });

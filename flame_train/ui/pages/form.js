@@ -1,6 +1,6 @@
 "use strict";
 // The schema as a form. Each field is made of what the server says of its key; no key is named here.
-import { later } from "./ask.js";
+import { choosePlace, later } from "./ask.js";
 
 /** @typedef {{path: string, section: string, name: string, doc: string, unit: string, expected: string, kind: string, choices: string[],
  *   default: string, defaults: Object<string, string>, chosen_by: string, only: Object<string, string[]>, aka: string[], place: boolean, free: boolean}} Key
@@ -44,7 +44,10 @@ export class Form {
     const others = key.aka.length ? ` Elsewhere: ${key.aka.join(", ")}.` : "";
     const help = make("p", { class: "help", id: id + "-help" }, facts + ". ", from, others);
     const label = make("label", { for: id }, make("span", { class: "mono" }, key.path), key.unit ? make("small", {}, " " + key.unit) : "");
-    const box = make("div", { class: "field", "data-kind": key.kind }, make("div", { class: "named" }, label, reset), control, help, error);
+    const choose = make("button", { type: "button", "aria-label": `choose a place for ${key.path}` }, "choose");
+    choose.addEventListener("click", () => choosePlace(String(valueOf(key, control)), (path) => this.changed(key.path, key.kind === "lines" ? [...valueOf(key, control), path] : path), true));
+    const entry = key.place ? make("div", { class: "beside" }, control, choose) : control;
+    const box = make("div", { class: "field", "data-kind": key.kind }, make("div", { class: "named" }, label, reset), entry, help, error);
     const field = { key, box, control, error, from, reset };
     this.fields.set(key.path, field);
     return field;

@@ -13,8 +13,10 @@ export class Sheet {
     this.toml = toml;
     this.saved = saved;
     this.page = 0;
+    this.set = 0;
     this.lacking = false;
     this.asked = 0;
+    this.found = /** @type {any} */ (null);
   }
 
   clear() { this.asked += 1; this.place.replaceChildren(); }
@@ -24,14 +26,25 @@ export class Sheet {
     const asked = ++this.asked;
     let found;
     try {
-      found = await ask("images", { toml: this.toml(), set: 0, page: this.page, lacking: this.lacking });
+      found = await ask("images", { toml: this.toml(), set: this.set, page: this.page, lacking: this.lacking });
     } catch (error) {
       if (asked === this.asked) this.place.replaceChildren(make("p", { class: "bad", role: "alert" }, String(error instanceof Error ? error.message : error)));
       return;
     }
     if (asked !== this.asked) return;
     this.page = found.page;
-    this.place.replaceChildren(this.counts(found), ...this.notes(found), make("ul", { class: "sheet" }, ...found.images.map((/** @type {Row} */ row) => this.card(row))), this.pager(found));
+    this.found = found;
+    this.place.replaceChildren(this.sets(found), this.counts(found), ...this.notes(found), make("ul", { class: "sheet" }, ...found.images.map((/** @type {Row} */ row) => this.card(row))), this.pager(found));
+  }
+
+  /** A choice of the set, where there are several. @param {any} found */
+  sets(found) {
+    if (found.sets.length < 2) return "";
+    const choice = /** @type {HTMLSelectElement} */ (make("select", { "aria-label": "set of images" }));
+    found.sets.forEach((/** @type {string} */ path, /** @type {number} */ i) => choice.append(make("option", { value: String(i) }, path)));
+    choice.value = String(this.set);
+    choice.addEventListener("change", () => { this.set = Number(choice.value); this.page = 0; this.read(); });
+    return choice;
   }
 
   /** @param {any} found */
@@ -39,8 +52,8 @@ export class Sheet {
     const box = /** @type {HTMLInputElement} */ (make("input", { type: "checkbox" }));
     box.checked = this.lacking;
     box.addEventListener("change", () => { this.lacking = box.checked; this.page = 0; this.read(); });
-    const parts = [`${found.count} images`, `${found.without_caption} without a caption`, `${found.captions_without_image.length} captions without an image`];
-    const told = make("span", { id: "counts", class: found.without_caption ? "warned" : "" }, parts.join(", "));
+    const told = make("span", { id: "counts", role: "status" }, countsOf(found));
+    told.classList.toggle("warned", found.without_caption > 0);
     return make("div", { class: "tools" }, told, make("label", {}, box, "only those without a caption"));
   }
 
@@ -64,8 +77,9 @@ export class Sheet {
       told.className = "help";
       told.textContent = "saving";
       try {
-        const saved = await ask("caption", { toml: this.toml(), set: 0, file: row.file, before, caption: caption.value });
+        const saved = await ask("caption", { toml: this.toml(), set: this.set, file: row.file, before, caption: caption.value });
         before = saved.caption;
+        if (card.classList.contains("lacks")) { this.found.without_caption -= 1; this.place.querySelector("#counts")?.replaceChildren(countsOf(this.found)); }
         card.classList.remove("lacks");
         told.textContent = `saved in ${saved.written_in}`;
         this.saved();
@@ -104,6 +118,12 @@ export class Sheet {
     };
     return make("div", { class: "tools" }, turn("back", -1), `page ${found.page + 1} of ${found.pages}`, turn("on", 1));
   }
+}
+
+/** @param {any} found */
+function countsOf(found) {
+  const orphans = found.captions_without_image.length;
+  return `${found.count} images, ${found.without_caption} without a caption, ${orphans} captions without an image`;
 }
 
 /** @param {Row} row */

@@ -1,6 +1,6 @@
 "use strict";
 // A run is set up. The TOML text is all that there is; fields, images and plan follow from it.
-import { ask, by, chooseFolder, later } from "./ask.js";
+import { ask, by, choosePlace, later } from "./ask.js";
 import { Form } from "./form.js";
 import { Sheet } from "./images.js";
 
@@ -22,8 +22,6 @@ const select = (/** @type {string} */ id) => by(id, HTMLSelectElement);
 const toml = by("toml", HTMLTextAreaElement), told = by("told", HTMLElement), planBox = by("plan", HTMLElement);
 const form = new Form(by("fields", HTMLElement), schema, change);
 const sheet = new Sheet(by("sheet", HTMLElement), () => run.toml, () => planSoon());
-const imagesFrom = ["data.path", "data.sets", "data.resolution", "data.resolutions", "data.bucket_step", "data.min_bucket", "data.max_bucket",
-  "data.upscale", "data.masks", "data.mask_folder", "data.control", "data.caption_extension", "data.caption", "captions.folder_name"];
 let imagesOf = "", pathTouched = false;
 
 // ---- one thing after another: an answer to an older question never replaces a newer one
@@ -55,8 +53,14 @@ function follow() {
   for (const [id, key] of [["base", "model.checkpoint"], ["folder", "data.path"], ["name", "output.name"]])
     if (document.activeElement !== input(id)) input(id).value = values[key] ?? "";
   if (!pathTouched) input("path").value = `${rootOf(values["data.path"])}/${values["output.name"] || "new"}.toml`;
-  const now = JSON.stringify(imagesFrom.map((key) => values[key]));
-  if (now !== imagesOf) { imagesOf = now; sheet.page = 0; if (values["data.path"] || (run.toml.includes("[[data.sets]]"))) sheet.read(); else sheet.clear(); }
+  const now = JSON.stringify(Object.entries(values).filter(([key]) => /^(data|captions)[.]/.test(key)));
+  if (now !== imagesOf) {
+    imagesOf = now;
+    sheet.page = sheet.set = 0;
+    if (values["data.path"] || run.written.includes("data.sets")) sheet.read();
+    else sheet.clear();
+  }
+  by("settings", HTMLElement).hidden = !run.toml;
   planSoon();
 }
 
@@ -114,8 +118,17 @@ async function tellFamily(base) {
   } catch (error) {
     line.className = "error";
     line.textContent = error instanceof Error ? error.message : String(error);
+    line.append(familyChoice((family) => { setFamily(family); begin(); }));
     run.family = "";
   }
+}
+
+/** Makes a choice of the family, for a file that does not tell it. @param {(family: string) => void} taken */
+function familyChoice(taken) {
+  const names = Object.entries(schema.families).map(([name, { title }]) => make("option", { value: name }, title));
+  const choice = /** @type {HTMLSelectElement} */ (make("select", { "aria-label": "family of the base model" }, make("option", { value: "" }, "choose the family"), ...names));
+  choice.addEventListener("change", () => taken(choice.value));
+  return choice;
 }
 
 /** @param {string} family */
@@ -157,10 +170,7 @@ async function open(file, partial = false, family = run.family) {
         button.addEventListener("click", () => open(file, true, family));
         told.append(" ", button);
       } else if (message.includes("--family")) {
-        const names = Object.entries(schema.families).map(([name, { title }]) => make("option", { value: name }, title));
-        const choice = make("select", { "aria-label": "family of the base model" }, make("option", { value: "" }, "choose the family"), ...names);
-        choice.addEventListener("change", () => open(file, partial, /** @type {HTMLSelectElement} */ (choice).value));
-        told.append(" ", choice);
+        told.append(familyChoice((name) => open(file, partial, name)));
       }
       return;
     }
@@ -267,7 +277,7 @@ async function write(force) {
 
 input("base").addEventListener("change", baseChosen);
 input("folder").addEventListener("change", () => (run.toml ? change("data.path", input("folder").value.trim()) : begin()));
-by("choose", HTMLElement).addEventListener("click", () => chooseFolder(input("folder").value, (path) => { input("folder").value = path; input("folder").dispatchEvent(new Event("change")); }));
+by("choose", HTMLElement).addEventListener("click", () => choosePlace(input("folder").value, (path) => { input("folder").value = path; input("folder").dispatchEvent(new Event("change")); }));
 for (const id of ["purpose", "card"]) by(id, HTMLElement).addEventListener("change", begin);
 input("name").addEventListener("change", begin);
 input("path").addEventListener("input", () => { pathTouched = true; });
@@ -281,6 +291,5 @@ for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event)
 document.addEventListener("drop", (event) => { const file = event instanceof DragEvent && event.dataTransfer?.files[0]; if (file) open(file); });
 
 select("device").value = schema.device;
-refilter();
 await findModels();
 document.body.dataset.ready = "yes";
