@@ -23,14 +23,15 @@ EXAMPLE: Final = "example"
 
 
 def folders(path: str, roots: Roots) -> dict[str, Any]:
-    """Returns a folder below the roots with what is in it; "" stands above all roots. Raises ConfigError."""
-    if not path:
+    """Returns a folder below the roots with what is in it; "" stands above several roots. Raises ConfigError."""
+    alone = len(roots.folders) == 1
+    if not path and not alone:
         listed = [_folder(root, str(root)) for root in roots.folders]
         return {"path": "", "above": None, "images": 0, "folders": listed, "files": []}
-    place = roots.place(path)
+    place = roots.place(path or str(roots.folders[0]))
     inside = sorted((e for e in _entries(place) if not e.name.startswith(".") and e.is_dir()), key=lambda e: e.name)
     listed = [_folder(Path(entry.path), entry.name) for entry in inside if roots.holds(entry.path)]
-    above = "" if place in roots.folders else str(place.parent)
+    above = (None if alone else "") if place in roots.folders else str(place.parent)
     names = sorted(entry.name for entry in _entries(place) if entry.name.lower().endswith(_FILES))
     files = [{"path": str(place / name), "name": shown(name)} for name in names]
     found = {"folders": listed[:_MOST], "files": files[:_MOST]}

@@ -33,7 +33,7 @@ export class Form {
     const id = "key-" + key.path.replace(".", "-");
     const control = controlOf(key, id), error = make("p", { class: "error", id: id + "-error" });
     control.setAttribute("aria-describedby", `${id}-help ${id}-error`);
-    const from = make("span"), reset = make("button", { type: "button", class: "quiet", "aria-label": `default of ${key.path}` }, "default");
+    const from = make("span"), reset = make("button", { type: "button", class: "quiet", "aria-label": `default of ${key.path}`, title: "default" }, "\u21ba");
     reset.addEventListener("click", () => this.changed(key.path, null));
     control.addEventListener("change", () => this.changed(key.path, valueOf(key, control)));
     if (key.kind !== "switch" && key.kind !== "choice") {
@@ -62,7 +62,7 @@ export class Form {
         if (document.activeElement !== control) setValue(key, control, shown.values[key.path], this.defaultOf(key));
         const value = shown.values[key.path];
         const ofPreset = key.path in shown.sources && JSON.stringify(shown.preset[key.path]) === JSON.stringify(value);
-        field.from.textContent = (ofPreset ? `From ${shown.sources[key.path]}. ` : this.isChanged(key) ? "Yours. " : "") + `Default: ${this.defaultOf(key)}.`;
+        field.from.textContent = (ofPreset ? `From ${(shown.sources[key.path] ?? "").split(":")[0]}. ` : this.isChanged(key) ? "Yours. " : "") + `Default: ${this.defaultOf(key)}.`;
         field.reset.hidden = !this.isChanged(key);
       }
       control.setAttribute("aria-invalid", String(problem.length > 0));

@@ -28,9 +28,11 @@ let imagesOf = "", pathTouched = false;
 
 /** @type {Promise<void>} */
 let queue = Promise.resolve();
+let waiting = 0;
 /** @param {() => Promise<void>} action */
 function inOrder(action) {
-  queue = queue.then(action).catch((error) => say(error instanceof Error ? error.message : String(error), true));
+  waiting += 1;
+  queue = queue.then(action).catch((error) => say(error instanceof Error ? error.message : String(error), true)).finally(() => { waiting -= 1; });
   return queue;
 }
 
@@ -51,7 +53,7 @@ function follow() {
   const values = run.values ?? {};
   show();
   for (const [id, key] of [["base", "model.checkpoint"], ["folder", "data.path"], ["name", "output.name"]])
-    if (document.activeElement !== input(id)) input(id).value = values[key] ?? "";
+    if (document.activeElement !== input(id) && waiting < 2) input(id).value = values[key] ?? "";
   if (!pathTouched) input("path").value = `${rootOf(values["data.path"])}/${values["output.name"] || "new"}.toml`;
   const now = JSON.stringify(Object.entries(values).filter(([key]) => /^(data|captions)[.]/.test(key)));
   if (now !== imagesOf) {
@@ -61,6 +63,7 @@ function follow() {
     else sheet.clear();
   }
   by("settings", HTMLElement).hidden = !run.toml;
+  by("sources", HTMLElement).replaceChildren(...[...new Set(Object.values(run.sources))].map((source) => make("li", {}, source)));
   planSoon();
 }
 
@@ -234,7 +237,7 @@ function planned(found) {
   /** @type {[string, string][]} */
   const facts = [
     ["memory", `${memory.toFixed(2)} GiB`], ["a step", ms === null ? "not predicted for the CPU" : `${ms} ms on ${p.step_time_of}`],
-    ["whole run", ms === null ? "" : duration((ms * p.steps) / 1000)], ["steps", `${p.steps}, ${p.epochs} epochs`],
+    ["all steps there", ms === null ? "" : duration((ms * p.steps) / 1000)], ["steps", `${p.steps}, ${p.epochs} epochs`],
     ["images", `${p.images}` + (p.validation_images ? ` and ${p.validation_images} held out` : "")],
     ["disk", `${disk.toFixed(2)} GiB, ${found.free_disk_gib} are free`], ["trained values", p.trainable_parameters.toLocaleString("en")],
   ];
