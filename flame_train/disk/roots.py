@@ -33,7 +33,7 @@ class Roots:
         """Returns the resolved path, which lies below the folders. Raises ConfigError."""
         try:
             real = os.path.realpath(os.path.expanduser(path)) if path and "\0" not in path else ""
-        except OSError:
+        except (OSError, ValueError):  # a loop of links, half of a character
             real = ""
         if self._root_of(real) is None:
             listed = ", ".join(shown(folder) for folder in self.folders)
