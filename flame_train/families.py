@@ -23,7 +23,7 @@ FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "sd3": "SD3 or SD3.5",
         "flux": "Flux.1",
         "zimage": "Z-Image",
-        "flux2": "FLUX.2 klein",
+        "flux2": "FLUX.2",
         "flux3": "FLUX.3 klein",
         "chroma": "Chroma",
         "krea2": "Krea 2",

@@ -29,7 +29,7 @@ Layout = Mapping[str, tuple[tuple[int, ...], DType]]
 
 
 class FixedBatches:
-    """`fn` on batches, captured for each shape of its inputs.
+    """`fn` on batches, captured for each shape of its inputs unless it is not `captured`.
 
     `results` says what `fn` returns for an item with these inputs. `size` says how many such items are a batch on an
     asynchronous device. A CPU takes them one by one, so that an item's bytes do not depend on others there, either.
@@ -41,8 +41,9 @@ class FixedBatches:
         results: Callable[[HostArrays], Layout],
         size: Callable[[HostArrays], int],
         device: str,
+        captured: bool = True,
     ) -> None:
-        self._fn, self._results, self._backend = fn, results, get_backend(device)
+        self._fn, self._results, self._backend, self._captured = fn, results, get_backend(device), captured
         self._size = size if self._backend.asynchronous else lambda _: 1
         self._programs: dict[tuple[Any, ...], _Program] = {}
         self._uploader = self._backend.uploader()
@@ -56,7 +57,7 @@ class FixedBatches:
         host = {name: np.stack([item[name] for item in padded]) for name in items[0]}
         kind = tuple((name, a.shape, a.dtype) for name, a in host.items())
         if kind not in self._programs:
-            self._programs[kind] = _Program(self._fn, host, self._results(items[0]), self._backend)
+            self._programs[kind] = _Program(self._fn, host, self._results(items[0]), self._backend, self._captured)
         found = self._programs[kind].start(self._uploader.submit(host))
 
         def wait() -> list[HostArrays]:
@@ -69,7 +70,7 @@ class FixedBatches:
 class _Program:
     """`fn` for one shape with its buffers; its graph does not know it, so that it is gone when nobody needs it."""
 
-    def __init__(self, fn: Function, like: HostArrays, results: Layout, backend: Backend) -> None:
+    def __init__(self, fn: Function, like: HostArrays, results: Layout, backend: Backend, captured: bool) -> None:
         size = len(next(iter(like.values())))
         self._backend = backend
         self._inputs = inputs = {name: backend.empty(a.shape, a.dtype) for name, a in like.items()}
@@ -83,7 +84,7 @@ class _Program:
                     raise ValueError(f"{name}: expected {out.shape} {out.dtype}, got {found.shape} {found.dtype}")
                 out[...] = found.data
 
-        self._run = capture(compute, backend.name)
+        self._run = capture(compute, backend.name) if captured else compute
 
     def start(self, sent: Upload) -> dict[str, Callable[[], np.ndarray[Any, Any]]]:
         """Queues the work; each function gives a result, once that is there."""

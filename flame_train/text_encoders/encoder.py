@@ -81,6 +81,8 @@ class TextEncoder(ABC):
     """The key under `[text_encoders]` that names its file."""
     quantizable: ClassVar[bool] = False
     """Whether `text_encoders.precision` may store its weights in 8 bits, as "fp8" or "int8"."""
+    in_turn: ClassVar[bool] = False
+    """Whether its blocks are read from the file whenever they run: then it runs in no step."""
     presets: ClassVar[Presets] = MappingProxyType({})
     """The globs that `text_encoders.targets` means by a preset; none for one that no LoRA file speaks of."""
 

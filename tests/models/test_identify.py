@@ -113,7 +113,7 @@ MODELS = {
     "Flux schnell": transformer(without(FLUX, "guidance_in"), "flux-schnell", "single-file"),
     "Flux fill": transformer(FLUX | {"img_in.weight": (3072, 384)}, "flux-fill", "single-file"),
     "Chroma": transformer(FLUX | {"distilled_guidance_layer.in_proj.weight": (1,)}, "chroma", "single-file"),
-    "Flux.2 dev": transformer(FLUX | {"single_stream_modulation.lin.weight": (1,)}, "flux2-dev", "single-file"),
+    "Flux.2 dev": transformer(FLUX | {"single_stream_modulation.lin.weight": (1,)}, "flux2", "single-file"),
     "Flux.2 klein": transformer(
         without(FLUX, "guidance_in") | {"single_stream_modulation.lin.weight": (1,)}, "flux2", "single-file"
     ),

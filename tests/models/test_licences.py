@@ -18,6 +18,7 @@ from flame_train.families import FAMILY_TITLES, licence_of, licences
         ("flux", "fluxDevMerge.safetensors", None),
         ("flux2", "flux-2-klein-base-9b.safetensors", "FLUX.2-klein-base-9B"),
         ("flux2", "hf:black-forest-labs/FLUX.2-klein-4B", "FLUX.2-klein-4B"),
+        ("flux2", "flux2_dev_fp8mixed.safetensors", "FLUX.2-dev"),
         ("sdxl", "sd_xl_base_1.0_0.9vae.safetensors", "stable-diffusion-xl-base-1.0"),
         ("zimage", "z_image_turbo_bf16.safetensors", "Z-Image-Turbo"),
         ("sd3", "sd3.5_large.safetensors", "stable-diffusion-3.5-large"),

@@ -1,4 +1,4 @@
-"""FLUX.2's name tables on every name and shape of klein 4B and 9B, against diffusers' classes and converter."""
+"""FLUX.2's name tables on every name and shape of dev, klein 4B and 9B, against diffusers' classes and converter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
-ARCHS = {"4b": Flux2Arch.klein_4b(), "9b": Flux2Arch.klein_9b()}
+ARCHS = {"dev": Flux2Arch.dev(), "4b": Flux2Arch.klein_4b(), "9b": Flux2Arch.klein_9b()}
 
 
 @pytest.fixture(scope="module", params=ARCHS)
@@ -31,7 +31,7 @@ def theirs(arch):
         num_single_layers=arch.single_depth,
         num_attention_heads=arch.width // 128,
         joint_attention_dim=arch.context_dim,
-        guidance_embeds=False,
+        guidance_embeds=arch.guidance,
     )
 
 
@@ -72,5 +72,5 @@ def test_the_autoencoder_in_both_layouts():
 @pytest.mark.parametrize(("prefix", "spell"), [check.NATIVE, ("", str), check.KOHYA, check.DIFFUSERS])
 def test_every_linear_layer_has_a_name_in_lora_files(arch, theirs, prefix, spell):
     ours = Flux2(arch).shapes()
-    assert set(base_modules(arch.depth, arch.single_depth)) == check.linear_layers(ours)
+    assert set(base_modules(arch.depth, arch.single_depth, arch.guidance)) == check.linear_layers(ours)
     check.check_lora(check.spelled_loras(lora_family(), ours, theirs, prefix, spell), lora_family())

@@ -23,7 +23,7 @@ _OTHERS: Final = ("wan_", "hv_", "fpack_", "kandinsky5_", "hidream_o1_", "ideogr
 _MODULES: Final = named_by("musubi-tuner modules")
 _FOLDERS: Final = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
 _EDITS: Final = {"edit-2509": "2509", "edit-2511": "2511"}
-_VERSIONS: Final = ("klein-4b", "klein-9b", "klein-base-4b", "klein-base-9b", "original", *_EDITS)
+_VERSIONS: Final = ("dev", "klein-4b", "klein-9b", "klein-base-4b", "klein-base-9b", "original", *_EDITS)
 
 
 def _is_mine(tree: Tree) -> bool:

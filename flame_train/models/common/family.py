@@ -76,6 +76,10 @@ class Family(ABC):
     lesson: ClassVar[QuickstartSpec]
     """What `quickstart` teaches."""
 
+    def encoders_of(self, denoiser: nn.Module) -> Mapping[str, str]:
+        """Returns those of `encoders` that go with this denoiser, its weights declared."""
+        return self.encoders
+
     @abstractmethod
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Model:
         """Returns the model of these networks, by component. Raises ConfigError for settings that do not fit it."""
@@ -136,7 +140,9 @@ class Family(ABC):
         own["vae"] = opening.model.vae
         own = {component: path for component, path in own.items() if path}
         parts = self.files.all_parts(opening.base, self.denoiser, skip=own)
-        named = {"vae": "model.vae", **{c: f"text_encoders.{key}" for key, c in self.encoders.items()}}
+        encoders = self.encoders_of(parts[self.denoiser].network)
+        self._refuse_others(opening, encoders)
+        named = {"vae": "model.vae", **{c: f"text_encoders.{key}" for key, c in encoders.items()}}
         lacking = {component: key for component, key in named.items() if component not in (*parts, *own)}
         parts |= self._found(opening, lacking)
         parts |= {component: self._alone(path_of_setting(path), component) for component, path in own.items()}
@@ -145,6 +151,24 @@ class Family(ABC):
             strength = opening.model.training_adapter_strength
             parts[self.denoiser] = with_adapter(parts[self.denoiser], file, self._lora_names(file), strength)
         return self.assemble(parts, opening)
+
+    def _refuse_others(self, opening: Opening, encoders: Mapping[str, str]) -> None:
+        """Raises ConfigError for keys that are set of text encoders that do not go with the denoiser."""
+        paths = [
+            f"text_encoders.{key}"
+            for entry in ENCODER_KEYS.values()
+            if entry.name in self.encoders.keys() - encoders.keys()
+            for key in entry.model_fields
+        ]
+        values = {path: getattr(opening.text, path.partition(".")[2]) for path in paths}
+        used = " and ".join(f"text_encoders.{key}" for key in encoders)
+        wrong = [
+            f"{path}: it has no effect on {opening.base.name}, which takes {used}; got {toml_value(value)}; remove it"
+            for path, value in values.items()
+            if value != keys()[path].default
+        ]
+        if wrong:
+            raise ConfigError("\n".join(wrong))
 
     def _found(self, opening: Opening, lacking: Mapping[str, str]) -> dict[str, Part]:
         """Returns networks that are in no file that is named, from `model.search`. Raises ConfigError for all others.
@@ -212,8 +236,12 @@ class Family(ABC):
 
     def write_small_base(self, folder: Path, seed: int) -> None:
         """Writes `base.safetensors` for a quickstart: the small architecture with random weights."""
+        self.write_random_base(self.small, folder, seed)
+
+    def write_random_base(self, size: str, folder: Path, seed: int) -> None:
+        """Writes `base.safetensors` with random weights: an architecture of `published`."""
         prefixes = {component.name: component.prefixes[0] for component in self.files.components}
-        networks = self.published[self.small]()
+        networks = self.published[size]()
         write_small({prefixes[name]: network for name, network in networks.items()}, folder, seed)
 
 

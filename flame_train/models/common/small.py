@@ -22,6 +22,8 @@ from flame_train.config.schema import LossSection
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.engine import nn
 from flame_train.io.safetensors import save_file
+from flame_train.text_encoders.mistral import tokenizer as tekken
+from flame_train.text_encoders.mistral.network import Mistral
 from flame_train.text_encoders.qwen3.network import Qwen3
 from flame_train.text_encoders.qwen3.tokenizer import bytes_alone
 
@@ -86,13 +88,15 @@ def write_small(networks: Mapping[str, nn.Module], folder: Path, seed: int) -> P
         network.init(rng, "float16")
         tensors |= {prefix + name: np.ascontiguousarray(t.numpy()) for name, t in network.weights()}
     save_file(folder / "base.safetensors", tensors, {"modelspec.title": "a small model with random weights"})
-    write_vocabulary(folder, any(isinstance(network, Qwen3) for network in networks.values()))
+    kinds = {type(network) for network in networks.values()}
+    write_vocabulary(folder, Qwen3 in kinds, Mistral in kinds)
     return folder / "base.safetensors"
 
 
-def write_vocabulary(folder: Path, qwen: bool = False) -> None:
-    """Writes a `tokenizer.json` of T5's kind that knows letters and a few words, or one of Qwen's that knows bytes."""
-    raw = bytes_alone().encode() if qwen else json.dumps(_vocabulary()).encode()
+def write_vocabulary(folder: Path, qwen: bool = False, mistral: bool = False) -> None:
+    """Writes a `tokenizer.json`: of T5's kind with letters and a few words, or of another's with bytes alone."""
+    bytes_of = tekken.bytes_alone if mistral else bytes_alone
+    raw = bytes_of().encode() if qwen or mistral else json.dumps(_vocabulary()).encode()
     write_atomically(folder / "tokenizer.json", [raw], len(raw))
 
 

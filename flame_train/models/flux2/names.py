@@ -6,19 +6,22 @@ diffusers has one for each. The last modulation's rows are shift then scale here
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, lines, table
 from flame_train.io.lora_names import LoraFamily, modules_by_table
+from flame_train.io.resolve import resolve
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
-from flame_train.networks.files.marks import LoraMark, Mark, Marks, Ratio
+from flame_train.networks.files.marks import LoraMark, Mark, Marks, Ratio, Shape, Width
 from flame_train.networks.transformer_files import component_of_table, lora_component
 from flame_train.networks.vae.names import FLUX2_VAE
 from flame_train.networks.vae.vae import Vae, VaeArch
+from flame_train.text_encoders.mistral import names as mistral
+from flame_train.text_encoders.mistral.network import Mistral, MistralArch
 from flame_train.text_encoders.qwen3 import names as qwen3
 from flame_train.text_encoders.qwen3.network import Qwen3, Qwen3Arch
 
@@ -69,6 +72,7 @@ def transformer_to_diffusers() -> KeyMap:
 COMPONENTS: Final = (
     component_of_table("double_blocks.", "single_transformer_blocks.", transformer_to_diffusers),
     FLUX2_VAE,
+    mistral.in_checkpoints(),
     qwen3.component(
         "text_encoder",
         (
@@ -79,13 +83,14 @@ COMPONENTS: Final = (
 )
 
 
-def base_modules(depth: int, single_depth: int) -> tuple[str, ...]:
-    """Returns native paths of the transformer's linear layers: 89 in klein 4B, 121 in klein 9B."""
-    return tuple(_linears(depth, single_depth))
+def base_modules(depth: int, single_depth: int, guidance: bool) -> tuple[str, ...]:
+    """Returns native paths of the transformer's linear layers: 89 in klein 4B, 121 in klein 9B, 171 in dev."""
+    return tuple(_linears(depth, single_depth, guidance))
 
 
-def _linears(depth: int, single_depth: int) -> Iterator[str]:
+def _linears(depth: int, single_depth: int, guidance: bool) -> Iterator[str]:
     yield from ("img_in", "txt_in", "time_in.in_layer", "time_in.out_layer", "final_layer.linear")
+    yield from ("guidance_in.in_layer", "guidance_in.out_layer") if guidance else ()
     yield from ("double_stream_modulation_img.lin", "double_stream_modulation_txt.lin", "single_stream_modulation.lin")
     yield "final_layer.adaLN_modulation.1"
     for i in range(depth):
@@ -96,37 +101,49 @@ def _linears(depth: int, single_depth: int) -> Iterator[str]:
 
 
 @lru_cache(maxsize=4)
-def lora_family(depth: int = 8, single_depth: int = 24) -> LoraFamily:
-    """Returns how LoRA files of FLUX.2 klein name their modules; by default klein 9B's, of which 4B has a part."""
-    modules = modules_by_table(base_modules(depth, single_depth), transformer_to_diffusers())
+def lora_family(depth: int = 8, single_depth: int = 48, guidance: bool = True) -> LoraFamily:
+    """Returns how LoRA files of FLUX.2 name their modules; by default dev's, of which klein has a part."""
+    modules = modules_by_table(base_modules(depth, single_depth, guidance), transformer_to_diffusers())
     return LoraFamily(
         name="flux2",
         components=(lora_component(modules, "lora_transformer"),),
         base_version="flux2",
-        architecture="flux-2-klein/lora",
+        architecture="Flux.2-dev/lora" if guidance else "flux-2-klein/lora",
         implementation="https://github.com/black-forest-labs/flux2",
         network_module="networks.lora_flux_2",
     )
 
 
+def lora_names_in(shapes: Mapping[str, Shape]) -> LoraFamily:
+    """Returns the names of a LoRA file with these tensors: dev's, unless its layers are narrower."""
+    flat = {name.replace(".", "_"): shape for name, shape in shapes.items()}
+    klein = any(Width(_AS_WIDE, arch.width).fits(flat) for arch in (Flux2Arch.klein_4b(), Flux2Arch.klein_9b()))
+    return lora_family(8, 24, guidance=False) if klein else lora_family()
+
+
+# layers that take the model's width
+_AS_WIDE: Final = r"blocks_\d+_((img|txt)_(attn_qkv|mlp_0)|linear1|attn_(to_qkv_mlp_proj|to_[qkv]|add_[qkv]_proj))"
+
 _NETWORKS: Final = built_by(
     transformer=(Flux2, Flux2Arch.from_shapes),
     vae=(Vae, partial(VaeArch.from_shapes, published=VaeArch.flux2())),
     text_encoder=(Qwen3, Qwen3Arch.from_shapes),
+    text_encoder_mistral=(Mistral, MistralArch.from_shapes),
 )
-_ALONE: Final = {"qwen3-4b": "text_encoder", "qwen3-8b": "text_encoder"}
-FLUX2_FILES: Final = FamilyFiles("flux2", COMPONENTS, _ALONE, _NETWORKS)
+_ALONE: Final = {"qwen3-4b": "text_encoder", "qwen3-8b": "text_encoder", "mistral-small": mistral.COMPONENT}
+_SORT: Final = partial(resolve, idle=mistral.ELSEWHERE)
+FLUX2_FILES: Final = FamilyFiles("flux2", COMPONENTS, _ALONE, _NETWORKS, _SORT)
 
 _SINGLE_FILE, _DIFFUSERS = (f"single_stream_modulation.{end}.weight" for end in ("lin", "linear"))
 _GUIDED: Final = ("guidance_in.*", "time_guidance_embed.guidance_embedder.*")
 MARKS: Final = Marks(
-    names={"flux2": "FLUX.2 klein", "flux2-dev": "FLUX.2 dev"},
-    groups={"flux2-flux3": ("flux2", "flux2-dev")},
+    names={"flux2": "FLUX.2"},
+    groups={"flux2-flux3": ("flux2",)},
     networks=(
-        Mark("flux2-dev", "single-file", (_SINGLE_FILE, _GUIDED[0])),
-        Mark("flux2", "single-file", (_SINGLE_FILE,), lacks=_GUIDED[:1]),
-        Mark("flux2-dev", "diffusers", (_DIFFUSERS, _GUIDED[1])),
-        Mark("flux2", "diffusers", (_DIFFUSERS,), lacks=_GUIDED[1:]),
+        Mark("flux2", "single-file", (_SINGLE_FILE, _GUIDED[0]), note=" dev"),
+        Mark("flux2", "single-file", (_SINGLE_FILE,), lacks=_GUIDED[:1], note=" klein"),
+        Mark("flux2", "diffusers", (_DIFFUSERS, _GUIDED[1]), note=" dev"),
+        Mark("flux2", "diffusers", (_DIFFUSERS,), lacks=_GUIDED[1:], note=" klein"),
     ),
     loras=(
         LoraMark("flux2", "_attn_to_qkv_mlp_proj"),

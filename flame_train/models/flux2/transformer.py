@@ -18,7 +18,7 @@ import numpy as np
 
 from flame_train.engine import Tensor, nn, rematerialize
 from flame_train.engine import functional as F
-from flame_train.errors import ModelFileError
+from flame_train.engine.dtype import DType
 from flame_train.models.flux.blocks import (
     DoubleSingleArch,
     DoubleStreamBase,
@@ -52,6 +52,13 @@ class Flux2Arch(DoubleSingleArch):
     """Of the patched latents."""
     context_dim: int
     """Of the text encoder's output."""
+    guidance: bool = False
+    """Whether it is told a guidance scale: dev was distilled with one."""
+
+    @classmethod
+    def dev(cls) -> Self:
+        """Returns FLUX.2 dev."""
+        return cls(width=6144, depth=8, single_depth=48, mlp=18432, context_dim=15360, guidance=True)
 
     @classmethod
     def klein_4b(cls) -> Self:
@@ -64,22 +71,19 @@ class Flux2Arch(DoubleSingleArch):
         return cls(width=4096, depth=8, single_depth=24, mlp=12288, context_dim=12288)
 
     @classmethod
-    def tiny(cls, context_dim: int = 96) -> Self:
+    def tiny(cls, context_dim: int = 96, guidance: bool = False) -> Self:
         """Returns the same structure, small enough to train on a CPU."""
-        return cls(width=64, depth=2, single_depth=2, head_dim=32, mlp=192, context_dim=context_dim)
+        sizes = {"width": 64, "depth": 2, "single_depth": 2, "head_dim": 32, "mlp": 192, "context_dim": context_dim}
+        return cls(**sizes, guidance=guidance)
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
-        """Reads the architecture, as `networks.arch` says. Refuses dev, which has a guidance input."""
-        if "guidance_in.in_layer.weight" in shapes:
-            raise ModelFileError(
-                "FLUX.2: expected klein, found a guidance input: this is FLUX.2 dev, whose text encoder is not "
-                "supported here; use klein base 4B or 9B"
-            )
+        """Reads the architecture, as `networks.arch` says."""
         arch = cls(
             **block_sizes(_shape, shapes),
             mlp=_shape(shapes, "double_blocks.0.img_mlp.2.weight")[1],
             channels=_shape(shapes, "img_in.weight")[1],
+            guidance="guidance_in.in_layer.weight" in shapes,
         )
         stated.require(
             attention_head_dim=arch.head_dim,
@@ -88,7 +92,7 @@ class Flux2Arch(DoubleSingleArch):
             rope_theta=_THETA,
             eps=_EPS,
             patch_size=1,
-            guidance_embeds=False,
+            guidance_embeds=arch.guidance,
             timestep_guidance_channels=FREQUENCIES,
         )
         return arch
@@ -110,7 +114,7 @@ def position_angles(arch: Flux2Arch, text: int, grids: Grids) -> Angles:
 
 
 class MLPEmbedder(nn.Module):
-    """A time's sinusoid to the model's width: linear, silu, linear."""
+    """A sinusoid, of a time or a guidance scale, to the model's width: linear, silu, linear."""
 
     def __init__(self, width: int) -> None:
         self.in_layer = nn.Linear(FREQUENCIES, width, bias=False)
@@ -230,6 +234,8 @@ class Flux2(BlockNetwork):
         self.img_in = nn.Linear(arch.channels, arch.width, bias=False)
         self.txt_in = nn.Linear(arch.context_dim, arch.width, bias=False)
         self.time_in = MLPEmbedder(arch.width)
+        if arch.guidance:
+            self.guidance_in = MLPEmbedder(arch.width)
         self.double_stream_modulation_img = Modulation(arch.width, 2)
         self.double_stream_modulation_txt = Modulation(arch.width, 2)
         self.single_stream_modulation = Modulation(arch.width, 1)
@@ -238,23 +244,30 @@ class Flux2(BlockNetwork):
         self.final_layer = FinalLayer(arch.width, arch.channels)
 
     def forward(
-        self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, controls: Sequence[Tensor] = ()
+        self,
+        x_BHWC: Tensor,
+        timesteps_B: Tensor,
+        context_BTC: Tensor,
+        controls: Sequence[Tensor] = (),
+        guidance_B: Tensor | None = None,
     ) -> Tensor:
         """Returns the velocity (B, H, W, C) for noised latents.
 
         Args:
             timesteps_B: 1000 times the noise level, (B,), fp32.
-            context_BTC: Qwen3's hidden states (B, T, context_dim), padding included.
+            context_BTC: the text encoder's hidden states (B, T, context_dim), padding included.
+            guidance_B: the guidance scale (B,) that dev is told; None for klein.
 
-        All but timesteps have the dtype of the weights.
+        All but timesteps and guidance have the dtype of the weights.
 
         Raises:
+            ValueError: guidance for a model without that input, or none for a model with it.
             ShapeError: latents of other sizes.
         """
         images = (x_BHWC, *controls)
         grids = tuple(token_grid("FLUX.2's transformer", image, self.arch.channels, 1)[1:] for image in images)
         (h, w), T = grids[0], context_BTC.shape[1]
-        silu_vec_BD = F.silu(self.time_in(F.timestep_embedding(timesteps_B, FREQUENCIES, dtype=x_BHWC.dtype)))
+        silu_vec_BD = F.silu(self._vector(timesteps_B, guidance_B, x_BHWC.dtype))
         both = (*self.double_stream_modulation_img(silu_vec_BD), *self.double_stream_modulation_txt(silu_vec_BD))
         turns = self.rope.of(T, grids, nn.compute_copy(self.img_in.weight))
         tokens = [image.flatten(1, 2) for image in images]
@@ -266,6 +279,16 @@ class Flux2(BlockNetwork):
         for block in self.single_blocks:
             x_BSD = block(x_BSD, *turns, *one)
         return self.final_layer(x_BSD[:, T : T + h * w], silu_vec_BD).reshape(x_BHWC.shape)
+
+    def _vector(self, timesteps_B: Tensor, guidance_B: Tensor | None, dtype: DType) -> Tensor:
+        """Returns the vector of time and guidance, (B, D). The sinusoids are computed in fp32."""
+        if (guidance_B is not None) != self.arch.guidance:
+            expected, came = ("a", "none") if self.arch.guidance else ("no", "one")
+            raise ValueError(f"FLUX.2: expected {expected} guidance for this model, got {came}")
+        vec_BD = self.time_in(F.timestep_embedding(timesteps_B, FREQUENCIES, dtype=dtype))
+        if guidance_B is not None:
+            vec_BD = vec_BD + self.guidance_in(F.timestep_embedding(guidance_B * 1000.0, FREQUENCIES, dtype=dtype))
+        return vec_BD
 
     def quantizable(self) -> dict[nn.Linear, bool]:
         """Returns the blocks' linear layers."""

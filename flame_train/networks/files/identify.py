@@ -114,6 +114,7 @@ def model_names() -> Mapping[str, str]:
         "qwen3-vl-4b": "Qwen3-VL-4B",
         "qwen3-vl-8b": "Qwen3-VL-8B",
         "qwen2.5-vl-7b": "Qwen2.5-VL-7B",
+        "mistral-small": "Mistral Small",
     }
 
 
@@ -247,6 +248,8 @@ def _text_encoder(shapes: Shapes) -> tuple[str, str] | None:
         return _qwen3(shapes), "transformers"
     if any(name.endswith("layers.0.self_attn.q_proj.bias") for name in shapes):
         return _qwen2_5(shapes), "transformers"
+    if any(name.endswith("layers.0.self_attn.q_proj.weight") for name in shapes):
+        return _mistral(shapes), "transformers"
     return None
 
 
@@ -265,6 +268,12 @@ def _qwen2_5(shapes: Shapes) -> str:
     return "qwen2.5-vl-7b" if seen and width == 3584 else "unknown"
 
 
+def _mistral(shapes: Shapes) -> str:
+    """By the size of its embedding, which no other decoder that is read here has."""
+    embedding = next((shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), ())
+    return "mistral-small" if embedding == (131072, 5120) else "unknown"
+
+
 def _clip(width: int) -> str:
     return {768: "clip-l", 1280: "clip-bigg", 1024: "clip-h"}.get(width, "unknown")
 
@@ -277,7 +286,7 @@ def _parts(shapes: Shapes, found_network: tuple[Mark, Marks] | None) -> tuple[st
     signs = {
         "text_encoder": (
             *("text_encoder/", "conditioner.embedders.0.", "cond_stage_model."),
-            *("text_encoders.clip_l.", "text_encoders.qwen"),
+            *("text_encoders.clip_l.", "text_encoders.qwen", "text_encoders.mistral"),
         ),
         "text_encoder_2": ("text_encoder_2/", "conditioner.embedders.1.", "text_encoders.clip_g."),
         "text_encoder_3": ("text_encoder_3/", "text_encoders.t5xxl."),

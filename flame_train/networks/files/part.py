@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,9 @@ from flame_train.io.digests import Digests
 from flame_train.io.keymap import Shape, Source
 from flame_train.io.weight_files import StoredNf4, Weights
 from flame_train.io.weights import open_weights
+from flame_train.networks.block_network import BlockNetwork
 from flame_train.networks.block_offload import StreamedWeights
+from flame_train.networks.block_reading import WeightsInFile, resident_parts
 from flame_train.networks.files.build_parts import Native, digest
 from flame_train.progress import progress
 
@@ -86,6 +89,30 @@ class Part:
         if blocks is not None:
             blocks.begin(get_backend(device))
         return network
+
+    def load_in_turn(self, *, device: str, dtype: DType | str) -> Any:
+        """Returns the network with the weights of no block: each is read from the file whenever it is to run.
+
+        Raises:
+            ModelFileError: a tensor holds NaN or infinity, or the file was changed since it was opened. The network
+                raises the same when it runs.
+        """
+        network = self.build()
+        assert isinstance(network, BlockNetwork)
+        target = Target(device, dtype, None, True, None)
+        for name, part in resident_parts(network).items():
+            self._fill_part(name, part, target)
+        WeightsInFile(network, partial(self._fill_part, target=target))
+        return network
+
+    def _fill_part(self, name: str, part: nn.Module, target: Target) -> None:
+        """Loads what of the network lies below a name."""
+        if get_backend(target.device).described:
+            nn.allocate(part, dtype=target.dtype, device=target.device)
+            return
+        with open_weights(self.path) as weights:
+            source = Below(f"{name}.", self.source(weights, lambda _: None))
+            nn.load(part, source, dtype=target.dtype, device=target.device, what=f"{self.path}: {name}")
 
     def _fill(self, network: nn.Module, target: Target) -> None:
         if get_backend(target.device).described:
@@ -155,6 +182,18 @@ class Unchanged(Native):
                 f"{self._weights.path}: {name} had the shape {self.shapes[name]} when the file was checked, and has "
                 f"{tuple(shape)} now; it was replaced meanwhile: start again"
             )
+
+
+class Below:
+    """The tensors of a source whose names begin with a prefix, without it."""
+
+    def __init__(self, prefix: str, source: Native) -> None:
+        self._prefix, self._source = prefix, source
+        names = ((name, name.removeprefix(prefix)) for name in source.shapes if name.startswith(prefix))
+        self.shapes = {short: source.shapes[name] for name, short in names}
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        return self._source.read(self._prefix + name)
 
 
 def part_of(weights: Weights, component: str, built: tuple[nn.Module, Native], build: Callable[[], nn.Module]) -> Part:

@@ -109,6 +109,15 @@ def _with_vision_encoders(model: Model, config: Config) -> Model:
     return with_images
 
 
+def _check_running(checked: Checked) -> None:
+    """Refuses encoders in the step whose layers are read from their file one by one. Raises ConfigError."""
+    if reading := [encoder for encoder in checked.running if encoder.in_turn]:
+        raise ConfigError(
+            f'text_encoders.cache: expected "on" for {checked.model.title}: {reading[0].part.component} is read layer '
+            'by layer, once for all captions; got "off"'
+        )
+
+
 def check(config_source: Config | ConfigWithSource, family: Family | None = None) -> Checked:
     """Opens the model and checks everything that needs no image.
 
@@ -194,7 +203,11 @@ def _checked(located: ConfigWithSource, family: Family | None, wrong: ErrorColle
     beside = config.sample.first and config.sample.model and not config.model.training_adapter
     of_base = with_defaults(sample_as_given, model) if beside else None
     drawn = sampling_model, of_base
-    return Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, *drawn, text_share(offload))
+    checked = Checked(config, base, model, tuple(layers), blocks, *adapted, streamed, *drawn, text_share(offload))
+    with wrong:
+        _check_running(checked)
+    wrong.raise_all()
+    return checked
 
 
 def _with_files(config: Config, found: Iterable[Found]) -> Config:

@@ -101,7 +101,9 @@ class CaptionEncoders:
 
 def _batches(encoder: TextEncoder, network: nn.Module, dtype: DType, device: str) -> FixedBatches:
     results = {name: (shape, dtype) for name, shape in encoder.outputs.items()}
-    return FixedBatches(partial(encoder.encode, network), lambda _: results, encoder.batch_size, device)
+    return FixedBatches(
+        partial(encoder.encode, network), lambda _: results, encoder.batch_size, device, not encoder.in_turn
+    )
 
 
 def cut(keys: Sequence[_T], size: int) -> list[Sequence[_T]]:

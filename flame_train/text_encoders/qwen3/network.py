@@ -24,6 +24,7 @@ from flame_train.networks.arch import shape_of_encoder
 from flame_train.networks.block_network import Block, BlockNetwork, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.text_encoders.qwen3.image_tokens import Grid, ImageTokens, image_angles, interleaved_axes, positions
+from flame_train.text_encoders.qwen3.vision_parts import normed
 
 _LAYER: Final = "layers.0"
 _shape: Final = partial(shape_of_encoder, "a Qwen3")
@@ -53,6 +54,8 @@ class Qwen3Arch:
     eps: float = 1e-6
     biases: bool = False
     """Whether queries, keys and values have biases, and queries and keys no norms: Qwen2.5's."""
+    norms: bool = True
+    """Whether queries and keys have norms, if there are no biases. Mistral's have neither."""
     sections: tuple[int, int, int] = SECTIONS
     """How many frequencies turn by time, row and column where there are images; text does without."""
 
@@ -165,7 +168,7 @@ class SelfAttention(nn.Module):
         self.q_proj = nn.Linear(arch.width, inner, bias=arch.biases)
         self.k_proj, self.v_proj = (nn.Linear(arch.width, shared, bias=arch.biases) for _ in range(2))
         self.o_proj = nn.Linear(inner, arch.width, bias=False)
-        self.normalises = not arch.biases
+        self.normalises = arch.norms and not arch.biases
         if self.normalises:
             self.q_norm, self.k_norm = (nn.RMSNorm(arch.head_dim, arch.eps) for _ in range(2))
 
@@ -212,14 +215,8 @@ class Layer(Block):
         self.input_layernorm, self.post_attention_layernorm = (nn.RMSNorm(arch.width, arch.eps) for _ in range(2))
 
     def forward(self, h_BTC: Tensor, cos_T1E: Tensor, sin_T1E: Tensor, mask: Tensor | None) -> Tensor:
-        h_BTC = self.self_attn(_normed(self.input_layernorm, h_BTC), (cos_T1E, sin_T1E), mask, h_BTC)
-        return self.mlp(_normed(self.post_attention_layernorm, h_BTC), h_BTC)
-
-
-def _normed(norm: nn.RMSNorm, h_BTC: Tensor) -> Tensor:
-    """Normalises in the residual's precision, then in the weights'."""
-    normed: Tensor = norm(h_BTC)
-    return normed.to(nn.compute_copy(norm.weight).dtype)
+        h_BTC = self.self_attn(normed(self.input_layernorm, h_BTC), (cos_T1E, sin_T1E), mask, h_BTC)
+        return self.mlp(normed(self.post_attention_layernorm, h_BTC), h_BTC)
 
 
 class Qwen3(BlockNetwork):
@@ -276,7 +273,7 @@ class Qwen3(BlockNetwork):
         for i, layer in enumerate(list(self.layers)[: max(tapped)], start=1):
             h_BTC = layer(h_BTC, *turns, mask)
             if i in tapped:  # what DeepStack adds is no part of a layer's states, as in transformers
-                states[i] = _normed(self.norm, h_BTC) if normalised and i == depth else h_BTC
+                states[i] = normed(self.norm, h_BTC) if normalised and i == depth else h_BTC
             h_BTC = h_BTC if images is None else images.added(h_BTC, i)
         return tuple(states[tap].to(weights) for tap in tapped)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from flame_train.errors import ModelFileError
 from flame_train.text_encoders.encoder import TokenRow
@@ -43,12 +44,23 @@ _FOLDERS: Final = ("tokenizer", "processor", "")
 _MAX_BYTES: Final = 100_000_000
 
 
-class QwenTokenizer:
-    """Text to Qwen's token ids. Loads its vocabulary at first use, about 0.5 s.
+class BytePairs(ABC):
+    """Text to the token ids of a byte-level BPE. Loads its vocabulary at first use, in about a second.
 
     path: a `tokenizer.json`; None: the published vocabulary. Its use raises ModelFileError for a file that cannot be
     read, or is no byte-level BPE.
     """
+
+    owner: ClassVar[str]
+    """Whose it is, in messages."""
+    pad_token: ClassVar[str]
+    shipped: ClassVar[Path]
+    """The published vocabulary; part of the package."""
+
+    @staticmethod
+    @abstractmethod
+    def published() -> Tokenizer:
+        """Returns that of the published vocabulary."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -68,7 +80,7 @@ class QwenTokenizer:
     @property
     def pad(self) -> int:
         """The id of the padding token."""
-        token = self._tokenizer.token_to_id(PAD_TOKEN)
+        token = self._tokenizer.token_to_id(self.pad_token)
         assert token is not None
         return token
 
@@ -80,22 +92,38 @@ class QwenTokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the vocabulary's file, on which a cached text embedding depends besides its model."""
-        return hashlib.sha256(_bytes_of(self.path or SHIPPED)).hexdigest()
+        return hashlib.sha256(_bytes_of(self.path or self.shipped)).hexdigest()
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        return _published() if self.path is None else _read(self.path)
+        return self.published() if self.path is None else _read(self.path, self.owner, self.pad_token)
+
+
+class QwenTokenizer(BytePairs):
+    """Text to Qwen's token ids."""
+
+    owner = "Qwen"
+    pad_token = PAD_TOKEN
+    shipped = SHIPPED
+
+    @staticmethod
+    def published() -> Tokenizer:
+        return _published()
+
+
+def tokenizer_file(places: Iterable[Path]) -> Path | None:
+    """Returns the `tokenizer.json` in or beside the first of `places` that has one; each is a checkpoint or folder."""
+    folders = [place if place.is_dir() else place.parent for place in places]
+    files = [folder / name / "tokenizer.json" for folder in folders for name in _FOLDERS]
+    return next((path for path in files if path.is_file() and _is_bpe(path)), None)
 
 
 def find_tokenizer(places: Iterable[Path], option: str, rows: int) -> Path | None:
-    """The `tokenizer.json` in or beside the first of `places` that has one: a checkpoint or a diffusers folder each.
+    """Returns `tokenizer_file`; None, the published vocabulary, for an encoder whose embedding has its `rows`.
 
-    Where none has one, None, which is the published vocabulary, for an encoder whose embedding has its `rows`. Raises
-    ModelFileError for any other; `option` is the setting that names the encoder.
+    Raises ModelFileError for any other; `option` is the setting that names the encoder.
     """
-    folders = [place if place.is_dir() else place.parent for place in places]
-    files = [folder / name / "tokenizer.json" for folder in folders for name in _FOLDERS]
-    file = next((path for path in files if path.is_file() and _is_bpe(path)), None)
+    file = tokenizer_file(places)
     if file is None and rows not in _FILLED_UP:
         raise ModelFileError(
             f"Qwen3's vocabulary: expected a tokenizer.json beside an encoder of {rows} rows, which has not the "
@@ -130,7 +158,7 @@ def _made(merges: list[tuple[str, str]]) -> Tokenizer:
     return tokenizer
 
 
-def _read(path: Path) -> Tokenizer:
+def _read(path: Path, owner: str, pad_token: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
     raw = _bytes_of(path)
@@ -139,10 +167,10 @@ def _read(path: Path) -> Tokenizer:
         if kind != "BPE":
             raise ValueError(f"it holds a model of type {kind}, not BPE")
         tokenizer = Tokenizer.from_str(raw.decode())
-        if tokenizer.token_to_id(PAD_TOKEN) is None:
-            raise ValueError(f"it has no token {PAD_TOKEN}")
+        if tokenizer.token_to_id(pad_token) is None:
+            raise ValueError(f"it has no token {pad_token}")
     except Exception as error:  # the library has no error class
-        raise ModelFileError(f"{path}: not Qwen's tokenizer.json ({error}); fetch it again") from error
+        raise ModelFileError(f"{path}: not {owner}'s tokenizer.json ({error}); fetch it again") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -1,0 +1,1 @@
+"""Mistral Small as a text encoder."""
