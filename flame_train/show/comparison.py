@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from flame_train.io.json_values import whole
+
 from . import sections
 from .gallery import GridImage, Row, cell, gallery
 from .run_reader import RunView
@@ -48,7 +50,11 @@ def runs(
             sections.memory_of(view),
             _time(view),
         ]
-        cells = [element("td", value, data_label=name) for name, value in zip(names[1:], values, strict=True)]
+        sorts = {"peak memory": whole(view.last.get("memory")), "changed": round(view.changed)}
+        cells = [
+            element("td", value, data_label=name, data_sort=sorts.get(name))
+            for name, value in zip(names[1:], values, strict=True)
+        ]
         name = element("th", shown, element("a", view.name, href=link(view)), scope="row", class_="run")
         rows.append(element("tr", element("td", box, class_="choice") if choose else None, name, *cells))
     first = element("td") if choose else None

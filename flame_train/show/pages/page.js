@@ -355,7 +355,7 @@ function fillSort() {
       const value = (row) => row.cells[head.cellIndex].dataset.sort ?? row.cells[head.cellIndex].textContent ?? "";
       const rows = [...(body?.rows || [])].sort((a, b) => {
         const by = Number.parseFloat(value(a)) - Number.parseFloat(value(b));
-        return (Number.isNaN(by) ? value(a).localeCompare(value(b)) : by) * (rising ? 1 : -1);
+        return (by || value(a).localeCompare(value(b), undefined, { numeric: true })) * (rising ? 1 : -1);
       });
       body?.replaceChildren(...rows);
     }));
