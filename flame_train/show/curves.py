@@ -7,6 +7,7 @@ import math
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 from flame_train.disk.open_folder import OpenFolder
@@ -43,10 +44,8 @@ class Curve:
 
     def smoothed(self, weight: float) -> Curve:
         """Computes the exponential mean in which a value keeps `weight` of the mean before it, as `Meter` does."""
-        smooth = array("d", self.values[:1])
-        for value in self.values[1:]:
-            smooth.append(weight * smooth[-1] + (1.0 - weight) * value)
-        return Curve(self.steps, smooth)
+        means = accumulate(self.values, lambda mean, value: weight * mean + (1.0 - weight) * value)
+        return Curve(self.steps, array("d", means))
 
     def thinned(self, most: int) -> Curve:
         """Returns at most about `most` points: of each stretch the lowest and the highest, so that no peak is lost."""

@@ -104,7 +104,8 @@ def values_axis(chart: Chart, axes: str) -> Axis:
     """Returns the axis of a chart's values: one that is fitted to a chart with far lines is logarithmic."""
     whole = [y for line in chart.lines if not line.faint for y in line.y]
     if axes == "log" or (axes == "fitted" and chart.apart):
-        above = [y for y in whole if y > max(whole) * _DECADES and y > 0.0]
+        least = max(max(whole, default=0.0) * _DECADES, 0.0)
+        above = [y for y in whole if y > least]
         if above:
             return log_axis(above)
     if axes == "zero":
