@@ -117,7 +117,7 @@ class Window:
     """The pages of a window on some folders, and the answers to what they ask."""
 
     def __init__(self, roots: Roots) -> None:
-        self._roots, self._planner = roots, draft.Planner(roots)
+        self._roots, self._planner, self._device = roots, draft.Planner(roots), usable_device(None)
         names = ("new.html",)
         loader = DictLoader({name: _file(name) for name in names} | {"layout.html": page_file("layout.html")})
         self._templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
@@ -182,7 +182,7 @@ class Window:
 
     def _form(self, request: Request) -> Response:
         """Returns the schema as a form, with the families."""
-        here = {"roots": list(map(str, self._roots.folders)), "device": usable_device(None)}
+        here = {"roots": list(map(str, self._roots.folders)), "device": self._device}
         return _json(draft.form() | {"families": draft.families()} | here)
 
     def _picture(self, request: Request) -> Response:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import socket
+import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -345,20 +348,15 @@ def test_a_config_is_written_once_whole_and_not_over_another(asker, images, smal
     assert (status, "lora.rank" in told["error"]) == (400, True)
 
 
-def test_what_was_changed_by_hand_stays_when_the_purpose_changes(asker):
-    given = {"model.checkpoint": "b", "output.name": "fox"}
-    begun = asker.ask("begin", given=given)[1]
-    assert begun["sources"]["lora.rank"].startswith("preset style: rank, alpha")
-    assert begun["sources"]["data.batch_size"].startswith("a card of 24 GB, measured")
-    mine = asker.ask("change", toml=begun["toml"], key="optimizer.lr", value="3e-4")[1]["toml"]
-    again = {"given": given, "before": mine, "template": begun["template"], "purpose": "character", "card": None}
-    values = asker.ask("state", toml=asker.ask("begin", **again)[1]["toml"])[1]["values"]
-    assert (values["optimizer.lr"], values["output.name"], values["data.batch_size"]) == ("0.0003", "fox", "1")
-    assert values["sample.prompts"][0].startswith("TRIGGER")
-
-
-def test_an_own_config_is_opened_and_what_extends_another_file_is_refused(asker):
-    text = "# mine\n[lora]\nrank = 4\n"
-    assert asker.ask("import", name="mine.toml", text=text)[1]["toml"] == text
-    told = asker.ask("state", toml='extends = "/etc/passwd"\n')[1]["problems"]
-    assert told == [{"key": "extends", "line": 1, "message": "expected all settings in one text; copy them into it"}]
+def test_the_command_serves_behind_a_token_until_ctrl_c(tmp_path, forked):
+    command = [*forked, "-m", "flame_train", "ui", "--root", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        address = urlsplit(process.stdout.readline().split()[0])
+        assert address.hostname == "127.0.0.1"
+        asker = Asker(address.port, tmp_path)
+        assert asker.send("/new", method="GET", Cookie="")[0] == 403
+        assert asker.send(f"/new?{address.query}", method="GET", Cookie="")[0] == 303
+        token = address.query.removeprefix("token=")
+        assert asker.send("/new", method="GET", Cookie=f"flame-train-{address.port}={token}")[0] == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0

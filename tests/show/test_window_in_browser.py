@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from flame_train.config.load import load
 
-from .conftest import until
+from .conftest import PLANTED, until
 
 TOKEN = "a-token-of-the-window"
 
@@ -115,3 +117,31 @@ def test_another_trainers_config_is_dropped_onto_the_page(window):
     wait(page, "document.querySelector('#told').textContent.startsWith('fox.toml: a config of sd-scripts.')")
     assert "noise_offset" in page.inner_text("#told")
     assert page.input_value("#key-train-steps") == "700"
+
+
+def test_a_planted_script_in_captions_names_and_values_is_seen_as_text(window, small_base):
+    page, root = window
+    name = "<img src=x onerror='window.planted=1'>"
+    for folder in ("photos", "before", name):
+        photos(root / folder, ["one", name])
+    (root / "photos" / "one.txt").write_text(PLANTED)
+    shutil.copy(small_base, root / f"{name}.safetensors")
+    Image.new("L", (200, 120), 255).save(root / "photos" / "one.mask.png")
+    page.reload()
+    wait(page, "document.querySelector('#found button')")
+    page.click("#choose")
+    wait(page, "document.querySelector('dialog li')")
+    assert name in page.inner_text("dialog")
+    page.click("dialog .buttons button:text('cancel')")
+    page.click("#found button")
+    wait(page, "!document.querySelector('#settings').hidden")
+    data = f'[data]\npath = "{root}/photos"\nmasks = "files"\ncontrol = ["{root}/before"]\nresolution = 96\n'
+    page.fill("#toml", f'{data}[lora]\nkind = "{name}"\n["<script>window.planted=1</script>"]\n')
+    wait(page, "document.querySelectorAll('.sheet li').length === 2")
+    assert page.input_value("[aria-label='caption of one.png']") == PLANTED
+    assert page.locator(".sheet img").count() == 5  # two images, their control images, a mask
+    wait(page, "document.querySelector('#plan .problems')")
+    assert name in page.inner_text("#plan") + page.inner_text("#fields")
+    page.wait_for_load_state("networkidle")
+    assert page.evaluate("window.planted") is None
+    assert page.locator("img[src=x], [onerror]").count() == 0
