@@ -62,10 +62,10 @@ class TestConvert:
             convert(files / "lora.safetensors", tmp_path / "x.safetensors", "comfy")
         with pytest.raises(ConfigError, match="same file"):
             convert(files / "lora.safetensors", files / "lora.safetensors", "kohya")
-        sd1 = {"lora_unet_down_blocks_0_attentions_0_attn2_to_k.lora_down.weight": np.zeros((1, 768))}
-        write(tmp_path / "sd1.safetensors", sd1)
-        with pytest.raises(ModelFileError, match=r"LoRA for Stable Diffusion 1.*for SDXL.* only"):
-            convert(tmp_path / "sd1.safetensors", tmp_path / "x.safetensors", "kohya")
+        refiner = {"lora_unet_down_blocks_1_attentions_0_attn2_to_k.lora_down.weight": np.zeros((1, 1280))}
+        write(tmp_path / "refiner.safetensors", refiner)
+        with pytest.raises(ModelFileError, match=r"LoRA for SDXL refiner.*for SDXL.* only"):
+            convert(tmp_path / "refiner.safetensors", tmp_path / "x.safetensors", "kohya")
 
 
 class TestInspect:

@@ -56,7 +56,7 @@ def test_prediction_and_every_gradient(family, dtype, bound, off, fill, scramble
     rng = np.random.default_rng(2)
     latents = rng.standard_normal((2, 8, 8, twins.CHANNELS[family])).astype(dtype)
     weight = rng.standard_normal(latents.shape).astype(dtype)
-    t = np.array([3.0, 871.0] if family == "sdxl" else [0.125, 0.875], np.float32)
+    t = np.array([3.0, 871.0] if family in ("sdxl", "sd15") else [0.125, 0.875], np.float32)
     arrays = pair.arrays()
 
     mine, other = pair.ours(latents, t, arrays), pair.theirs(latents, t, arrays)

@@ -1,6 +1,8 @@
-"""Small models of the three families with their text encoders, here and in diffusers, transformers and PEFT."""
+"""Small models of families with their text encoders, here and in diffusers, transformers and PEFT."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import diffusers
 import numpy as np
@@ -19,14 +21,14 @@ from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from flame_train.text_encoders.running import RunningEncoder
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
 from tests.parity.models import test_clip, test_t5
-from tests.parity.twins import flux, sd3, sdxl
+from tests.parity.twins import flux, sd3, sd15, sdxl
 
 CLIP_L, BIGG = test_clip.CLIP_L, test_clip.BIGG
 PROJECTED_L = ClipArch(width=48, layers=3, heads=4, hidden=96, activation="quick_gelu", projection=24)
 T5 = T5Arch(width=96, layers=2, heads=4, head_dim=16, hidden=96, vocabulary=120, buckets=32)
 T5_TOKENS = 9
 TEXTS = ("a red circle", "a photograph of nothing at all, in oil")
-KEYS = {"sdxl": ("clip_l", "clip_g"), "sd3": ("clip_l", "clip_g", "t5"), "flux": ("clip_l", "t5")}
+KEYS = {"sdxl": ("clip_l", "clip_g"), "sd15": ("clip",), "sd3": ("clip_l", "clip_g", "t5"), "flux": ("clip_l", "t5")}
 RANK, ALPHA = 4, 3.0
 
 
@@ -107,7 +109,7 @@ class Twins:
                 made["t5"] = twin(input_ids=ids).last_hidden_state
             else:
                 out = twin(input_ids=ids[:, 0], output_hidden_states=True)
-                made[key] = out.hidden_states[-2]
+                made[key] = out.last_hidden_state if key == "clip" else out.hidden_states[-2]
                 made[f"pooled_{key[-1]}"] = out.text_embeds if hasattr(out, "text_embeds") else out.pooler_output
         return _PREDICTIONS[self.family](self.twin, latents, t, made, arrays)
 
@@ -150,6 +152,11 @@ def _of_unet(twin, latents, t, made, arrays):
         encoder_hidden_states=torch.cat([made["clip_l"], made["clip_g"]], -1),
         added_cond_kwargs={"text_embeds": made["pooled_g"], "time_ids": torch.from_numpy(arrays["time_ids"])},
     )
+    return out.sample.permute(0, 2, 3, 1)
+
+
+def _of_plain_unet(twin, latents, t, made, arrays):
+    out = twin(sdxl.fp64(latents).permute(0, 3, 1, 2), torch.from_numpy(t), made["clip"])
     return out.sample.permute(0, 2, 3, 1)
 
 
@@ -198,6 +205,11 @@ def _sdxl_networks():
     }
 
 
+def _sd15_networks():
+    arch = replace(sd15.FIRST, context_dim=CLIP_L.width)
+    return {"unet": UNet(arch), "vae": Vae(VaeArch.tiny()), "text_encoder": ClipTextEncoder(CLIP_L)}
+
+
 def _sd3_networks():
     arch = MMDiTArch(
         width=64,
@@ -237,11 +249,12 @@ def _flux_networks():
     }
 
 
-_NETWORKS = {"sdxl": _sdxl_networks, "sd3": _sd3_networks, "flux": _flux_networks}
+_NETWORKS = {"sdxl": _sdxl_networks, "sd15": _sd15_networks, "sd3": _sd3_networks, "flux": _flux_networks}
 _DENOISERS = {
     "sdxl": (sdxl, sdxl.TO_DIFFUSERS),
+    "sd15": (sd15, sd15.TO_DIFFUSERS),
     "sd3": (sd3, mmdit_to_diffusers(2)),
     "flux": (flux, flux.TO_DIFFUSERS),
 }
-_PREDICTIONS = {"sdxl": _of_unet, "sd3": _of_mmdit, "flux": _of_flux}
-CHANNELS = {"sdxl": 4, "sd3": 16, "flux": 4}
+_PREDICTIONS = {"sdxl": _of_unet, "sd15": _of_plain_unet, "sd3": _of_mmdit, "flux": _of_flux}
+CHANNELS = {"sdxl": 4, "sd15": 4, "sd3": 16, "flux": 4}

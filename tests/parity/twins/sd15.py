@@ -14,6 +14,7 @@ from tests.parity.twins.sdxl import reference
 from tests.parity.twins.twin import Twin, fp64, sinusoids, torch
 
 FIRST = replace(UNetArch.tiny_sd1(16, 24), heads=2, eps=1e-3)  # an eps as no published model has it must arrive
+TO_DIFFUSERS = unet_from_diffusers(SD_LEVELS).inverse
 ARCHS = {"v1": FIRST, "v2": replace(FIRST, heads=0, head_dim=8, linear_projections=True)}
 
 
@@ -49,7 +50,7 @@ def theirs(twin, batch, weights=None, latents=None):
 TWIN = Twin(
     UNet,
     ARCHS,
-    unet_from_diffusers(SD_LEVELS).inverse,
+    TO_DIFFUSERS,
     reference,
     patch,
     inputs,
