@@ -10,6 +10,7 @@ import pytest
 from flame_train.adapters.attach import attach
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.engine import Tensor, no_grad, tensor
+from flame_train.engine import functional as F
 from flame_train.engine.autograd.graph import Node
 from flame_train.engine.checkpoint import rematerialize
 from flame_train.engine.memory_report import saved_by_op
@@ -141,6 +142,18 @@ def test_bfloat16_stays_near_fp32(predict):
     assert found.dtype.name == "bfloat16"
     error = np.abs(found.numpy().astype(np.float32) - expected).max() / np.abs(expected).max()
     assert error < 0.05
+
+
+def test_attention_in_fp16_has_its_scores_in_fp32():
+    """Stable Diffusion 2's are larger than any number of fp16."""
+    rng = np.random.default_rng(0)
+    q, k, v = ((scale * rng.standard_normal((1, 2, 5, 64))).astype(np.float16) for scale in (90, 90, 1))
+    found, expected = (
+        F.scaled_dot_product_attention(*(tensor(x.astype(dtype)) for x in (q, k, v))).numpy()
+        for dtype in (np.float16, np.float32)
+    )
+    assert np.abs(q.astype(np.float32) @ k.swapaxes(-1, -2)).max() > np.finfo(np.float16).max
+    np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
 def test_the_gradients_of_a_bfloat16_model_are_fp32(predict):

@@ -9,15 +9,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flame_train.adapters.attach import attach, attach_factors, layers_of
+from flame_train.adapters.formats import from_file
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.engine import no_grad, tensor
 from flame_train.errors import ConfigError
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
 from flame_train.models.registry import FAMILIES, family_of
-from flame_train.models.sd15.names import SD15_FILES
+from flame_train.models.sd15.names import SD15_FILES, lora_family
 from flame_train.text_encoders.clip.names import clip_from_openclip
-from flame_train.text_encoders.clip.tokenizer import SHIPPED
+from flame_train.text_encoders.clip.tokenizer import SHIPPED, ClipTokenizer
+from flame_train.tools.lora_files import write_lora
 from tests.parity.pipelines import PROMPT, check_accepted, check_refused_config, check_sample, opening, random
 
 torch = pytest.importorskip("torch")
@@ -193,6 +196,55 @@ def test_training_on_another_target_than_the_folder_says_is_refused(folder, pred
 def test_a_config_that_says_something_else_is_refused(folder, part, change, words, prediction):
     if prediction == "epsilon":
         check_refused_config("sd15", folder, part, change, words)
+
+
+@pytest.mark.parametrize("form", ["kohya", "diffusers"])
+def test_a_lora_of_every_kind_of_layer_predicts_there_what_it_predicts_here(
+    pipeline, folder, tmp_path, version, form, off
+):
+    """Of attention, projections, convolutions and CLIP, from its file: the noise, and the caption's states."""
+    rng, names = np.random.default_rng(3), lora_family(version == "v2", False)
+    ends = ("attn1.to_q", "attn2.to_k", "ff.net.2", "proj_in", "proj_out", "in_layers.2", "op", "out_proj", "fc1")
+    networks, state = {}, {}
+    for component in ("unet", "text_encoder"):
+        networks[component] = SD15_FILES.load(folder, component, device="cpu", dtype="fp32")
+        layers = [name for name in layers_of(networks[component]) if name.endswith(ends)]
+        attached = attach(networks[component], layers, rank=2, alpha=1.0, seed=2)
+        for p in attached.parameters():
+            p.data[...] = 0.2 * rng.standard_normal(p.shape)
+        state[component] = {name: adapter.factors() for name, adapter in attached.adapters.items()}
+        attached.detach()
+    write_lora(tmp_path / "lora.safetensors", state, names, form, {})
+    x, context = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 8, 16, 4), (1, 7, WIDTH)))
+    ids = token_ids(PROMPT, version)
+
+    def ours():
+        with no_grad():
+            predicted = networks["unet"](tensor(x), tensor(np.array([500.0], np.float32)), tensor(context))
+            return predicted.numpy(), networks["text_encoder"].normalised(tensor(ids)).numpy()
+
+    def theirs():
+        with torch.no_grad():
+            latents, states = torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(context)
+            predicted = pipeline.unet(latents, 500, states).sample.permute(0, 2, 3, 1)
+            return predicted.numpy(), pipeline.encode_prompt(PROMPT, "cpu", 1, False)[0].numpy()
+
+    plain = ours()
+    pipeline.load_lora_weights(tmp_path, weight_name="lora.safetensors")
+    try:
+        expected = theirs()
+    finally:
+        pipeline.unload_lora_weights()
+    read = from_file(tmp_path / "lora.safetensors", names).state
+    for component, factors in read.items():
+        attach_factors(networks[component], factors)
+    for found, wanted, before in zip(ours(), expected, plain, strict=True):
+        assert off(found, wanted) < 1e-5
+        assert off(before, wanted) > 1e-2
+
+
+def token_ids(text, version):
+    return ClipTokenizer(0 if version == "v2" else 49407).chunks(text).ids
 
 
 @pytest.mark.slow
