@@ -256,14 +256,9 @@ def guidance(value: Any, source: Source) -> Any:
     return float(source.get("flux_guidance_value", 1.0))
 
 
-def _second(source: Source) -> bool:
-    """Says whether the config is for Stable Diffusion 2, which always predicts v there, with zero terminal SNR."""
-    return source.get("model_family") == "sd2x"
-
-
 def prediction(value: Any, source: Source) -> Any:
     return {
-        "its family's": "v" if _second(source) else NOTHING,
+        "its family's": "v" if source.get("model_family") == "sd2x" else NOTHING,
         "epsilon": NOTHING,
         "v_prediction": "v",
         "flow_matching": NOTHING if not source.fact("unet") else "flow",
@@ -350,7 +345,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "pretrained_model_name_or_path": base_model,
         "quantized": quantized,
         "prediction_type": prediction,
-        "rescale_betas_zero_snr": lambda v, s: True if v or _second(s) else NOTHING,
+        "rescale_betas_zero_snr": lambda v, s: True if v or s.get("model_family") == "sd2x" else NOTHING,
         "push_to_hub": published("hub_model_id", lambda s: s.get("model_card_private") is False),
         "lora_type": kind,
         "lycoris.linear_dim": lycoris_rank,
