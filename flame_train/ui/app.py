@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from flame_train.disk.roots import Roots, within
@@ -140,7 +140,13 @@ class Window:
             self._answers("/ask/example", Place, lambda q: places.example(q.path, roots)),
         ]
         own = [Route("/new", self._new), Route("/picture", self._picture), Route("/ui/{name}", self._asset)]
-        pages = Pages(Library(roots.folders, empty=True), _LINKS)
+        library = Library(roots.folders, empty=True)
+        pages = Pages(library, _LINKS)
+
+        def first(request: Request) -> Response:
+            return pages.runs(request) if library.readers() else RedirectResponse("/new")
+
+        own.append(Route("/", first))
         return pages.app(*answers, *own, Route("/form.json", self._form))
 
     def _answers(self, path: str, kind: type[Q], answer: Callable[[Q], dict[str, Any]]) -> Route:

@@ -132,6 +132,7 @@ def test_a_change_comes_from_the_windows_own_pages_alone(asker, images, headers,
 def test_no_other_sites_page_gets_a_picture_but_a_link_opens_the_page(asker, images):
     path = f"/picture?path={sorted(images.glob('*.png'))[0]}"
     assert asker.send(path, method="GET")[0] == 200
+    assert asker.send("/", method="GET")[0] == 307  # no run is there: to the page of a new one
     for site in ("cross-site", "same-site"):
         assert asker.send(path, method="GET", Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors")[0] == 403
     assert asker.send("/new", method="GET", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")[0] == 200

@@ -90,7 +90,7 @@ export class Form {
     const sections = new Set();
     let count = 0;
     for (const { key, box, error } of this.fields.values()) {
-      const where = [key.path, key.doc, ...key.aka, ...key.choices].join(" ").toLowerCase();
+      const where = [key.path, key.doc, ...key.aka, ...key.choices, ...Object.values(key.only).flat()].join(" ").toLowerCase();
       const found = words.length > 0 && words.every((word) => where.includes(word));
       const applies = !this.shown || !this.shown.values || (key.path in this.shown.values && !this.shown.lacks.includes(key.path));
       const wanted = words.length ? found : applies && (every || this.common.has(key.path) || this.isChanged(key));

@@ -54,6 +54,7 @@ function follow() {
   show();
   for (const [id, key] of [["base", "model.checkpoint"], ["folder", "data.path"], ["name", "output.name"]])
     if (document.activeElement !== input(id) && waiting < 2) input(id).value = values[key] ?? "";
+  input("folder").placeholder = run.written.includes("data.sets") ? "the sets below, of data.sets" : "";
   if (!pathTouched) input("path").value = `${rootOf(values["data.path"])}/${values["output.name"] || "new"}.toml`;
   const now = JSON.stringify(Object.entries(values).filter(([key]) => /^(data|captions)[.]/.test(key)));
   if (now !== imagesOf) {
