@@ -63,7 +63,7 @@ class SetKeys(Section):
     control: tuple[str, ...] = field(
         (),
         "folder of control images (images to edit), each named as its image; a list gives several for each image "
-        "(FLUX.2 and FLUX.3 klein, Krea 2, Qwen-Image 2.1; FLUX.1 Kontext: one)",
+        "(FLUX.2 and FLUX.3 klein, Krea 2, Qwen-Image 2.1 and Edit; FLUX.1 Kontext: one)",
         place=True,
         aka=("control_path", "control_directory", "conditioning_path"),
     )

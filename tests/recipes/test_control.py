@@ -26,7 +26,7 @@ from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.text_encoders.qwen3.vision_encoder import Qwen3VLEncoder
 from flame_train.training.session import StopRequest
-from tests.recipes.bases import small_base
+from tests.recipes.bases import FP8, arrays_of, below, small_base
 
 pytestmark = pytest.mark.bytes
 
@@ -266,6 +266,45 @@ def test_the_plan_counts_longer_sequences_and_what_the_cache_takes(config: Calla
     of_images = sum(plans[0].encoding.image_bytes(row.placement) for row in plans[0].samples.rows)
     assert sizes[1] - sizes[0] == of_images
     assert sizes[2] > sizes[1]
+
+
+def test_comfyuis_files_of_qwen_image_edit_train_with_one_image_beside_some_and_two_beside_others(
+    config: Callable[..., Path], edits: Path, bases: dict[str, Path]
+) -> None:
+    """A tensor says 2511 in a file of another name; its weights are scaled fp8, and the encoder's file has the tower.
+
+    So the losses are those of the whole file, whose name says it.
+    """
+    arrays = arrays_of(bases["qwenimage1"])
+    transformer = below("model.diffusion_model.", arrays)
+    linear = [name for name in transformer if name.endswith(("to_q.weight", "net.2.weight"))]
+    stored = {name: (8 * transformer[name].astype(np.float32)).astype(FP8) for name in linear}
+    factors = {name.replace(".weight", ".scale_weight"): np.array(0.125, np.float32) for name in linear}
+    rounded = {f"model.diffusion_model.{n}": (a.astype(np.float32) / 8).astype(np.float16) for n, a in stored.items()}
+    marks = {"__index_timestep_zero__": np.zeros(0, np.float16), "scaled_fp8": np.zeros(0, FP8)}
+    save_file(edits / "mine.safetensors", transformer | stored | factors | marks)
+    save_file(edits / "qwen_2.5_vl_7b.safetensors", below("text_encoders.qwen25_7b.transformer.", arrays))
+    save_file(edits / "qwen-image-edit-2511.safetensors", arrays | rounded)
+    shutil.copy(bases["qwenimage1"].with_name("tokenizer.json"), edits)
+    kept = {path.stem for path in sorted((edits / "images").glob("*.png"))[:3]}
+    for path in (each for folder in ("images", "before", "style") for each in (edits / folder).iterdir()):
+        if path.stem not in kept:
+            path.unlink()
+    text = re.sub(r"\n(path|control) = .*", "", config("qwenimage1").read_text())
+    sets = "".join(
+        f'[[data.sets]]\npath = "{edits / "images"}"\ncontrol = {json.dumps([str(edits / f) for f in folders])}\n'
+        for folders in (("before",), ("before", "style"))
+    )
+    path, losses = edits / "sets.toml", []
+    path.write_text(text.replace("[lora]", f"{sets}[lora]"))
+    apart = [f"model.vae={bases['qwenimage1']}", f"text_encoders.qwen3={edits / 'qwen_2.5_vl_7b.safetensors'}"]
+    for file, more in (("mine", apart), ("qwen-image-edit-2511", [])):
+        run = [f"model.checkpoint={edits / file}.safetensors", f"output.dir={edits / file}", "train.steps=3", *more]
+        assert trained(path, *run, "checkpoint.every=3") == 0
+        losses.append([json.loads(line)["loss"] for line in (edits / file / "log.jsonl").read_text().splitlines()])
+        rows = json.loads((edits / file / "dataset.json").read_text())
+        assert {len(row["controls"]) for row in rows} == {1, 2}
+    assert losses[0] == losses[1]
 
 
 def test_a_prompt_of_a_file_names_control_images(config: Callable[..., Path], edits: Path) -> None:
