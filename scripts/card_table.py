@@ -41,9 +41,12 @@ MODELS: Final = {
     "krea2": ("Krea 2", (24, 16, 12, 8)),
     "anima": ("Anima", (16, 12, 8)),
     "qwen-image": ("Qwen-Image 2.1", (24, 16, 12, 8)),
+    "qwen-image-edit": ("Qwen-Image-Edit, one control image", (24, 16, 12)),
     "flux3-klein": ("FLUX.3 klein", (24, 16, 12, 8)),
     "chroma": ("Chroma", (24, 16, 12, 8)),
 }
+LONG_ALONE: Final = ("qwen-image-edit",)
+"""Models of the longer table alone."""
 STEPS: Final = 12
 """Of a measured run; the first half compiles and captures."""
 
@@ -75,6 +78,8 @@ def wide_table(rows: list[dict[str, Any]]) -> str:
     lines = [HEAD + README_HEAD, f"| card, GiB | {' | '.join(map(str, sizes))} |", "|---" * (len(sizes) + 1) + "|"]
     by_case = {(row["model"], row["gib"]): row for row in rows}
     for model, (title, _) in MODELS.items():
+        if model in LONG_ALONE:
+            continue
         cells = [_in_short(by_case.get((model, gib))) for gib in sizes]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -141,8 +146,15 @@ def prepared(folder: Path, model: str) -> Path:
         if not any(name.startswith("text_encoders.qwen3") for name in made):
             write_vocabulary(base)
     draw(folder / "images", 4)
+    text = config(base / "base.safetensors", folder / "images", base / "run", STEPS)
+    if model == "qwen-image-edit":
+        draw(folder / "before", 4, seed=1)
+        text = text.replace("[model]", '[model]\nqwen_edit = "2511"').replace(
+            "[data]", f'[data]\ncontrol = "{folder / "before"}"'
+        )
+        text = text.replace("[sample]", f'[sample]\ncontrol = "{folder / "before" / "00.png"}"')
     file = base / "run.toml"
-    file.write_text(config(base / "base.safetensors", folder / "images", base / "run", STEPS))
+    file.write_text(text)
     return file
 
 
