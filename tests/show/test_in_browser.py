@@ -190,6 +190,12 @@ def test_arrow_keys_walk_the_samples_on_the_page_and_enlarged(made, serve, open_
     page.focus("#when")
     page.keyboard.press("Home")
     assert page.inner_text(shown[1]) == "step 0, the base"
+    page.focus("#later")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    assert page.inner_text(shown[1]) == "step 10"
+    page.focus("#when")
+    page.keyboard.press("Home")
     assert alike(colour_of(page, f"{shown[1]} img"), (9, 9, 9))
 
 

@@ -107,6 +107,7 @@ const picture = (image, caption) =>
 function fillStage(image) {
   const stage = first(HTMLElement, "#samples .stage"), column = chosen.column;
   if (!stage) return;
+  const focused = stage.contains(document.activeElement) ? document.activeElement?.id : "";
   const rows = galleryRows().filter((row) => imageAt(row, column)).reverse(), row = rows.find((each) => each.contains(image));
   const head = first(HTMLTableCellElement, `thead tr > :nth-child(${column + 2})`, first(HTMLElement, "#samples table"));
   const before = rows.find((each) => each.dataset.before !== undefined), pair = make("div", { class: "pair" });
@@ -122,11 +123,12 @@ function fillStage(image) {
   slider.addEventListener("input", () => {
     const next = imageAt(rows[Number(slider.value)], column);
     if (next) choose(next);
-    first(HTMLInputElement, "#when")?.focus();
   });
   const earlier = button("\u2190", () => walk("ArrowDown")), later = button("\u2192", () => walk("ArrowUp"));
   earlier.setAttribute("aria-label", "row below"), later.setAttribute("aria-label", "row above");
+  earlier.id = "earlier", later.id = "later";
   stage.append(make("div", { class: "walk" }, earlier, make("label", {}, make("span", {}, "row"), slider), later));
+  if (focused) document.getElementById(focused)?.focus();
 }
 
 /** Goes on from the image on the stage. @param {string} key */
