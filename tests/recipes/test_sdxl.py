@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from flame_train.config.schema import Config
 from flame_train.engine import tensor
 from flame_train.engine.shape_run import H100
 from flame_train.errors import ConfigError
@@ -72,6 +73,20 @@ def test_timesteps_are_spaced_as_diffusers_spaces_them(
     assert [int(t) for t in path.times] == reference.timesteps.tolist()
     np.testing.assert_allclose(path.levels, reference.sigmas.numpy(), rtol=1e-5)
     assert path.begin(tensor(np.ones(1, np.float32))).numpy()[0] == pytest.approx(float(reference.init_noise_sigma))
+
+
+def test_few_step_models_of_sd15_are_drawn_from_pure_noise(train_small, tmp_path):
+    """By the key, or because the folder of SD Turbo's kind says so."""
+    run = f"--set=output.dir={tmp_path / 'run'}"
+    assert train_small("sd15", run, "--set=sample.spacing=trailing", "--set=data.bucket_step=64", "--dry-run") == 0
+    family, base = FAMILIES["sd15"], tmp_path / "sd15/base.safetensors"
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler/scheduler_config.json").write_text('{"timestep_spacing": "trailing"}')
+    parts = family.files.parts(base, ["unet", "vae", "text_encoder"])
+    plain = Config()
+    for place, first in ((base, 667), (tmp_path, 999)):
+        model = family.assemble(parts, Opening(place, plain.model, plain.text_encoders, 77))
+        assert model.path(plain.model, plain.loss, 3, (64, 64)).times[0] == first
 
 
 @pytest.mark.parametrize(

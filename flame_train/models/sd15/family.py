@@ -16,7 +16,7 @@ from flame_train.models.common.model import Example, Model, SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.sd15 import names
 from flame_train.models.sd15.names import SD15_FILES
-from flame_train.models.sdxl.family import SdxlModel, check_prediction
+from flame_train.models.sdxl.family import SdxlModel, check_prediction, stated_spacing
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.autoencoder import Autoencoder
@@ -57,6 +57,7 @@ class Sd15Family(Family):
     files = SD15_FILES
     encoders = MappingProxyType({"clip": "text_encoder"})
     unsupported = ("loss.guidance_scale", "loss.shift")
+    own_keys = ("sample.spacing",)
     published = MappingProxyType(
         {
             "sd15": lambda: _networks(UNetArch.sd1(), ClipArch.clip_l(), VaeArch.sd()),
@@ -102,6 +103,7 @@ class Sd15Family(Family):
             ),
             lora_names=names.lora_family(v2, prediction == "v"),
             presets=UNET_PRESETS,
+            spacing=stated_spacing(opening.base),
         )
 
     def open(self, opening: Opening) -> Model:

@@ -136,6 +136,12 @@ class SdxlFlowModel(SdxlModel):
         return FlowPath(static_sigmas(steps, loss.shift or _FLOW_SHIFT))
 
 
+def stated_spacing(base: Path) -> Spacing:
+    """Returns how the scheduler of a diffusers folder spaces timesteps; "leading" where none says "trailing"."""
+    stated = stated_in(base, "scheduler/scheduler_config.json").values.get("timestep_spacing")
+    return "trailing" if stated == "trailing" else "leading"
+
+
 def noise_schedule(loss: LossSection) -> NoiseSchedule:
     """Returns the model's noise schedule, with zero terminal SNR if the config wants it."""
     schedule = NoiseSchedule.scaled_linear()
@@ -204,7 +210,6 @@ class SdxlFamily(Family):
     def assemble(self, parts: Mapping[str, Part], opening: Opening) -> SdxlModel:
         text, windows = opening.text, opening.max_tokens // CHUNK
         clip_l, clip_g, base = parts["text_encoder"], parts["text_encoder_2"], opening.base
-        stated = stated_in(base, "scheduler/scheduler_config.json")
         return (SdxlFlowModel if opening.model.prediction == "flow" else SdxlModel)(
             name=self.name,
             title=self.title,
@@ -216,7 +221,7 @@ class SdxlFamily(Family):
             ),
             lora_names=names.lora_family(),
             presets=UNET_PRESETS,
-            spacing="trailing" if stated.values.get("timestep_spacing") == "trailing" else "leading",
+            spacing=stated_spacing(base),
         )
 
     def open(self, opening: Opening) -> Model:
