@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from benchmarks.torch_baseline import Batch, Lengths, Predict, TorchBaseline, flow_step, sizes_of, velocity
@@ -22,15 +23,20 @@ _TARGETS_3 = (
 def flux2(arch: Flux2Arch, length: Lengths) -> TorchBaseline:
     """Returns the counterpart of a network of this architecture, with captions of this length."""
     blocks = "Flux2TransformerBlock", "Flux2SingleTransformerBlock"
-    given = {"guidance_embeds": False}
-    return _baseline("Flux2Transformer2DModel", arch, length["qwen3"], _TARGETS, blocks, given, {"guidance": None})
+    given = {"guidance_embeds": arch.guidance}
+    text = length["mistral"] - 1 if arch.guidance else length["qwen3"]  # the row more has the state of padding
+
+    def told(batch: Batch) -> dict[str, Any]:
+        return {"guidance": batch.torch.ones(batch.size, **batch.like) if arch.guidance else None}
+
+    return _baseline("Flux2Transformer2DModel", arch, text, _TARGETS, blocks, given, told)
 
 
 def flux3(arch: Flux3Arch, length: Lengths) -> TorchBaseline:
     """Returns the counterpart of a FLUX.3, whose rows and columns are numbered by halves, without control images."""
     blocks = "Flux3ModeTransformerBlock", "Flux3SingleTransformerBlock"
     given = {"cond_in_channels": arch.control_channels}
-    return _baseline("Flux3Transformer2DModel", arch, length["qwen3"], _TARGETS_3, blocks, given, {}, 0.5)
+    return _baseline("Flux3Transformer2DModel", arch, length["qwen3"], _TARGETS_3, blocks, given, lambda _: {}, 0.5)
 
 
 def _baseline(
@@ -40,7 +46,7 @@ def _baseline(
     targets: str,
     blocks: tuple[str, ...],
     more: dict[str, Any],
-    settings: dict[str, Any],
+    settings: Callable[[Batch], dict[str, Any]],
     scale: float = 1.0,
 ) -> TorchBaseline:
     """Returns what both have alike.
@@ -73,7 +79,7 @@ def _baseline(
             encoder_hidden_states=batch.randn(text, arch.context_dim),
             img_ids=(pad(batch.image_ids(), (0, 1)) * scale).to(**batch.like),
             txt_ids=pad(batch.torch.arange(text)[:, None], (3, 0)).to(**batch.like),
-            **settings,
+            **settings(batch),
         )
 
     return TorchBaseline(network, arguments, targets, blocks, flow_step(inputs))

@@ -38,6 +38,7 @@ MODELS: Final = {
     "flux-dev": ("Flux.1 dev", (24, 16, 12, 8)),
     "zimage": ("Z-Image", (24, 16, 12, 8)),
     "klein-4b": ("FLUX.2 klein 4B", (24, 16, 12, 8)),
+    "flux2-dev": ("FLUX.2 dev", (80, 48, 24, 16)),
     "krea2": ("Krea 2", (24, 16, 12, 8)),
     "anima": ("Anima", (16, 12, 8)),
     "qwen-image": ("Qwen-Image 2.1", (24, 16, 12, 8)),
@@ -47,6 +48,8 @@ MODELS: Final = {
 }
 LONG_ALONE: Final = ("qwen-image-edit",)
 """Models of the longer table alone."""
+LARGEST: Final = 24
+"""GiB of the largest card in the README's table; those above it stand in docs/memory.md alone."""
 STEPS: Final = 12
 """Of a measured run; the first half compiles and captures."""
 
@@ -74,7 +77,7 @@ Times are of a step: predicted for an H200, or measured on the card that `docs/c
 
 def wide_table(rows: list[dict[str, Any]]) -> str:
     """The README's table: a row for each model, a column for each card, and in a cell what a user gives up."""
-    sizes = sorted({row["gib"] for row in rows}, reverse=True)
+    sizes = sorted({row["gib"] for row in rows if row["gib"] <= LARGEST}, reverse=True)
     lines = [HEAD + README_HEAD, f"| card, GiB | {' | '.join(map(str, sizes))} |", "|---" * (len(sizes) + 1) + "|"]
     by_case = {(row["model"], row["gib"]): row for row in rows}
     for model, (title, _) in MODELS.items():
@@ -143,7 +146,7 @@ def prepared(folder: Path, model: str) -> Path:
         base.mkdir(parents=True, exist_ok=True)
         made = tensors(parts_of(model, t5=True), "")
         write_empty(base / "base.safetensors", made)
-        if not any(name.startswith("text_encoders.qwen3") for name in made):
+        if not any(name.startswith(("text_encoders.qwen3", "text_encoders.mistral")) for name in made):
             write_vocabulary(base)
     draw(folder / "images", 4)
     text = config(base / "base.safetensors", folder / "images", base / "run", STEPS)

@@ -99,7 +99,9 @@ def main() -> None:
         write_empty(output, made)
     else:
         save_stream(output, [describe(n, a) for n, a in made.items()], made.__getitem__, {})
-    if not any(name.startswith("text_encoders.qwen3") for name in made):  # whose vocabulary comes along
+    if not any(
+        name.startswith(("text_encoders.qwen3", "text_encoders.mistral")) for name in made
+    ):  # whose vocabulary comes along
         write_vocabulary(args.folder)
     print(f"{output}: {len(made)} tensors, {sum(a.nbytes for a in made.values()) / 2**30:.2f} GiB")
 

@@ -94,15 +94,18 @@ def check_continuation(train: Train, run: Path, names: LoraFamily, layers: int, 
     assert (last / "lora.safetensors").read_bytes() == whole
 
 
-def check_separate_files(train: Train, base: Path, folder: Path, text: str, scaled: tuple[str, ...]) -> None:
+def check_separate_files(
+    train: Train, base: Path, folder: Path, text: str, scaled: tuple[str, ...], key: str = "qwen3"
+) -> None:
     """Separate files give the same losses as the checkpoint; the transformer's has factors for its fp8 weights.
 
     Args:
         train: what `trainer` made.
         base: the checkpoint.
         folder: where the files are written.
-        text: the prefix of Qwen3-VL's tensors in the checkpoint.
+        text: the prefix of the text encoder's tensors in the checkpoint.
         scaled: parts of the names of the weights in fp8.
+        key: the text encoder's.
     """
     arrays = arrays_of(base)
     transformer = below("model.diffusion_model.", arrays)
@@ -113,10 +116,10 @@ def check_separate_files(train: Train, base: Path, folder: Path, text: str, scal
     rounded = {name: (array.astype(np.float32) * 0.125).astype(np.float16) for name, array in stored.items()}
     save_file(folder / "apart.safetensors", transformer | stored | factors | {"scaled_fp8": np.zeros(0, FP8)})
     images = {"visual.patch_embed.proj.bias": np.zeros(8, np.float16)}
-    save_file(folder / "qwen3vl.safetensors", below(text, arrays) | images)
+    save_file(folder / "text.safetensors", below(text, arrays) | images)
     save_file(folder / "whole.safetensors", arrays | {f"model.diffusion_model.{n}": a for n, a in rounded.items()})
-    write_vocabulary(folder, qwen=True)
-    named = [f"model.vae={base}", f"text_encoders.qwen3={folder / 'qwen3vl.safetensors'}"]
+    write_vocabulary(folder, qwen=key == "qwen3", mistral=key == "mistral")
+    named = [f"model.vae={base}", f"text_encoders.{key}={folder / 'text.safetensors'}"]
     losses = [
         short(train, folder / f"run-{file}", f"model.checkpoint={folder / file}", *more)
         for file, more in (("apart.safetensors", named), ("whole.safetensors", []))

@@ -81,6 +81,11 @@ def _alpha(value: Any, source: Source) -> Any:
     return float(number(value)) or float(number(source.get("network_dim") or 4))
 
 
+def _text_encoder(value: Any, source: Source) -> Any:
+    key = "mistral" if source.get("model_version") == "dev" else "qwen3"
+    return {f"text_encoders.{key}": str(value)}
+
+
 def _targets(value: Any, source: Source) -> Any:
     """Converts the linear layers of the blocks without those that modulate; of Krea 2 all there are."""
     return source.fact("musubi_layers") or ["attention+mlp"]
@@ -161,6 +166,7 @@ _FROM_KOHYA: Final = MappingProxyType(
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         "(kontext)": lambda v, s: True if s.family == _SCRIPTS["flux_kontext_train_network.py"] else NOTHING,
+        "text_encoder": _text_encoder,
         "model_version": lambda v, s: _EDITS.get(str(v), NOTHING),
         "network_module": _kind,
         "network_alpha": _alpha,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def test_what_ai_toolkit_preserves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arch", ["zimage:turbo", "flux2_klein_4b", "krea2", "anima", "chroma", "qwen_image_2", "qwen_image"]
+    "arch", ["zimage:turbo", "flux2_klein_4b", "flux2", "krea2", "anima", "chroma", "qwen_image_2", "qwen_image"]
 )
 def test_ai_toolkits_newer_models(tmp_path: Path, arch: str) -> None:
     found = ai_toolkit(tmp_path, f'name_or_path: /m, arch: "{arch}"', "timestep_type: sigmoid")
@@ -160,3 +161,20 @@ config:
     (tmp_path / "job.yaml").write_text(job)
     prompts = import_config(str(tmp_path / "job.yaml"), None)["carried"]["sample.prompts"]["value"]
     assert [one["text"] for one in prompts] == ["zkfox, woman"]
+
+
+@pytest.mark.parametrize(("version", "key"), [("dev", "mistral"), ("klein-base-4b", "qwen3")])
+def test_musubi_tuners_text_encoder_of_flux2(tmp_path: Path, version: str, key: str) -> None:
+    (tmp_path / "run.sh").write_text(
+        f"python src/musubi_tuner/flux_2_train_network.py --model_version {version} --dit dit.safetensors "
+        "--text_encoder text.safetensors --network_module networks.lora_flux_2 --network_dim 8 --output_dir out\n"
+    )
+    found = import_config(str(tmp_path / "run.sh"), None)
+    assert (found["family"], found["carried"][f"text_encoders.{key}"]["value"]) == ("flux2", "text.safetensors")
+
+
+def test_simpletuners_flux2_dev(tmp_path: Path) -> None:
+    told = {"model_type": "lora", "model_family": "flux2", "model_flavour": "dev", "data_backend_config": "b.json"}
+    (tmp_path / "config.json").write_text(json.dumps({f"--{name}": value for name, value in told.items()}))
+    found = import_config(str(tmp_path / "config.json"), None)
+    assert found["carried"]["model.checkpoint"]["value"] == "hf:black-forest-labs/FLUX.2-dev"

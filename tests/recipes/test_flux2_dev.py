@@ -1,0 +1,95 @@
+"""FLUX.2 dev from a config to a LoRA, on a small base with random weights, from files of every published kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flame_train.engine.shape_run import H100, shape_run
+from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.flux2.names import lora_family
+from flame_train.models.registry import FAMILIES
+from flame_train.tools.bench.models import find
+from tests.recipes.bases import (
+    Train,
+    arrays_of,
+    check_continuation,
+    check_separate_files,
+    short,
+    trainer,
+    with_a_longer_caption,
+)
+
+TEXT = "text_encoders.mistral3_24b.transformer."
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("flux2-dev")
+    FAMILIES["flux2"].write_random_base("flux2-dev-tiny", folder, 3)
+    return folder / "base.safetensors"
+
+
+@pytest.fixture
+def train(base: Path, drawn: Path, tmp_path: Path) -> Train:
+    return trainer(base, with_a_longer_caption(drawn), tmp_path, "mistral_tokens = 128", bucket_step=16)
+
+
+def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: Path) -> None:
+    """And both formats of its file are the same LoRA, which says whose it is."""
+    check_continuation(train, tmp_path / "run", lora_family(), 2 * 8 + 2 * 2)
+    with SafetensorsFile(tmp_path / "run" / "lora.safetensors") as file:
+        assert file.metadata["modelspec.architecture"] == "Flux.2-dev/lora"
+
+
+def test_separate_files_and_scaled_fp8_are_the_checkpoint(train: Train, base: Path, tmp_path: Path) -> None:
+    check_separate_files(train, base, tmp_path, TEXT, (".img_mlp.", ".linear2."), "mistral")
+
+
+def test_a_base_in_comfyuis_eight_bits_trains_as_its_numbers_do(train: Train, base: Path, tmp_path: Path) -> None:
+    """Some layers in scaled fp8, the others as they were; the text encoder, too. And quantised again as it is read."""
+    stored, plain = {}, {}
+    for name, array in arrays_of(base).items():
+        stored[name] = plain[name] = array
+        if any(part in name for part in (".linear1.", ".img_mlp.0.", "layers.3.mlp.", "layers.29.self_attn.q_proj.")):
+            layer, scale = name.removesuffix(".weight"), np.float32(np.abs(array).max() / 448)
+            stored[name] = (array.astype(np.float32) / scale).astype(ml_dtypes.float8_e4m3fn)
+            plain[name] = stored[name].astype(np.float32) * scale
+            text = json.dumps({"format": "float8_e4m3fn"}).encode()
+            stored |= {f"{layer}.weight_scale": np.array(scale), f"{layer}.comfy_quant": np.frombuffer(text, np.uint8)}
+            stored[f"{layer}.input_scale"] = np.array(1, np.float32)
+    save_file(base.with_name("flux2_dev_fp8mixed.safetensors"), stored)
+    save_file(base.with_name("plain.safetensors"), plain)
+    mixed, same, int8 = (
+        short(train, tmp_path / f"run{i}", f"model.checkpoint={base.with_name(file)}", f"model.quantize={kept}")
+        for i, (file, kept) in enumerate(
+            (
+                ("flux2_dev_fp8mixed.safetensors", "off"),
+                ("plain.safetensors", "off"),
+                ("flux2_dev_fp8mixed.safetensors", "int8"),
+            )
+        )
+    )
+    assert mixed == same != int8
+    np.testing.assert_allclose(mixed, int8, rtol=0.1)
+
+
+def test_an_encoder_that_is_read_in_turn_runs_in_no_step(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--set", "text_encoders.cache=off") == 2
+    assert "read layer by layer" in capsys.readouterr().err
+
+
+def test_what_encoding_takes_of_a_card() -> None:
+    """Of Mistral at full size no more than the embedding and two layers lie there; none of it waits on the host."""
+    (encoder,), gib = find("flux2-dev")[1].text, 1 << 30
+    with shape_run(H100) as run:
+        network = encoder.load(device="cuda", dtype="bf16", precision="auto")
+        assert run.live_bytes < 1.3 * gib
+        for layer in network.layers:
+            layer.weight_policy.ready(layer)
+        assert run.peak_bytes < 1.3 * gib + 2 * 1.1 * gib
+        assert run.host_bytes == 0
