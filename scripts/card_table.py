@@ -84,7 +84,7 @@ def wide_table(rows: list[dict[str, Any]]) -> str:
         if model in LONG_ALONE:
             continue
         cells = [_in_short(by_case.get((model, gib))) for gib in sizes]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
+        lines.append(f"| {title} |{''.join(f' {cell} |' if cell else '|' for cell in cells)}")
     return "\n".join(lines) + "\n"
 
 
