@@ -75,6 +75,7 @@ def convert(source: Path, target: Path, to: str, force: bool = False, skip_unkno
     return ConvertReport(source, target, to, lora.dialects, modules, tensors, dropped)
 
 
+_OF_BASE: Final = ("ss_base_model_version", "ss_v2")  # which tensors do not tell: whether it predicts v
 _ABOUT_SCALES: Final = (ALPHA_KEY, METADATA_KEY)  # true of the source's tensors only
 
 
@@ -178,7 +179,7 @@ def write_lora(
     described = network | model_spec(family, target.stem) | {"format": "pt"}
     written = described | {key: value for key, value in source_metadata.items() if key not in _ABOUT_SCALES}
     if not same_network:
-        written |= network
+        written |= network | {key: source_metadata[key] for key in _OF_BASE if key in source_metadata}
     with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the tensor's name
         if form == "kohya":
             state, record = for_kohya(state, family)

@@ -11,10 +11,11 @@ import pytest
 
 from benchmarks.torch_models import unet_arguments
 from flame_train.adapters.dialects import spellings
+from flame_train.adapters.factors import LoraFactors
 from flame_train.config.schema import ModelSection
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.families import family_data
-from flame_train.io.safetensors import save_file
+from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from flame_train.models.sd15.names import SD15_FILES, looks_like_v, lora_family, lora_family_of
 from flame_train.models.sdxl.names_unet import SD_LEVELS, unet_from_diffusers
@@ -24,6 +25,7 @@ from flame_train.networks.vae.names import vae_from_diffusers
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.names import clip_from_openclip
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
+from flame_train.tools.lora_files import write_lora
 from tests.parity import key_tables as check
 
 torch = pytest.importorskip("torch")
@@ -237,6 +239,16 @@ def test_metadata_are_kohyas(v2, v, version, architecture):
     found = lora_family(v2, v)
     assert (found.base_version, found.architecture, found.implementation) == (version, architecture, "diffusers")
     assert identify({"x.lora_down.weight": (4, 8)}, {"ss_base_model_version": version}).family == f"sd{1 + v2}"
+
+
+def test_a_tool_that_makes_another_network_of_a_file_keeps_what_its_base_predicts(tmp_path):
+    """The tensors do not tell it; rank and alpha are the new network's."""
+    factors = LoraFactors(np.ones((2, 8), np.float16), np.ones((8, 2), np.float16), 1.0)
+    state = {"unet": {"middle_block.1.transformer_blocks.0.attn1.to_q": factors}}
+    source = {"ss_base_model_version": "sd_v1_v", "ss_v2": "False", "ss_network_dim": "16"}
+    write_lora(tmp_path / "x.safetensors", state, lora_family(False, False), "kohya", source)
+    with SafetensorsFile(tmp_path / "x.safetensors") as file:
+        assert (file.metadata["ss_base_model_version"], file.metadata["ss_network_dim"]) == ("sd_v1_v", "2")
 
 
 def test_diffusers_knows_the_pipeline_that_is_named():
