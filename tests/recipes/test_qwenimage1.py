@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from flame_train.config.schema import ModelSection
+from flame_train.errors import ConfigError
 from flame_train.io.safetensors import save_file
 from flame_train.models.common.small import write_vocabulary
+from flame_train.models.qwenimage1.family import QwenImage1Model
 from flame_train.models.qwenimage1.names import lora_family
+from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from tests.recipes.bases import arrays_of, below, check_continuation, short, small_base, trainer
 
 Train = Callable[..., int]
@@ -50,3 +55,33 @@ def test_another_qwens_states_are_refused(train: Train, tmp_path: Path, capsys: 
     save_file(tmp_path / "qwen_3_8b.safetensors", {name: np.zeros(s, np.float16) for name, s in shapes.items()})
     assert train("--set", f"text_encoders.qwen3={tmp_path / 'qwen_3_8b.safetensors'}") != 0
     assert "expected Qwen2.5-VL-7B for Qwen-Image 1, found Qwen3-8B" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "refused"),
+    [
+        ("qwen_image_edit_2511_fp8mixed", "2511", ""),
+        ("qwen_image_edit_2509_fp8_e4m3fn", "2509", ""),
+        ("Qwen-Image-Edit-Plus", "2509", ""),
+        ("models--Qwen--Qwen-Image-Edit-2511/snapshots/1/base", "2511", ""),
+        ("qwen_image_edit_bf16", "first", "this is the first Qwen-Image-Edit"),
+        ("qwen_image_2512_bf16", "", "nothing says that this checkpoint is Qwen-Image-Edit"),
+    ],
+)
+def test_which_qwen_image_edit_a_file_is(base: Path, tmp_path: Path, name: str, edit: str, refused: str) -> None:
+    """A name says it, or a key where it does not; a key that contradicts the name is refused."""
+    file = tmp_path / f"{name}.safetensors"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.symlink_to(base)
+    opening = replace(NOTHING_NAMED, base=file)
+    model = FAMILIES["qwenimage1"].open(opening)
+    assert isinstance(model, QwenImage1Model)
+    assert model.edit == edit
+    assert model.controls.problem(3).startswith(refused)
+    assert bool(model.controls.problem(3)) == bool(refused)
+    said = replace(opening, model=ModelSection(qwen_edit="2509"))
+    if edit == "2511":
+        with pytest.raises(ConfigError, match=r'expected "2511" for .*, got "2509"; remove it'):
+            FAMILIES["qwenimage1"].open(said)
+    else:
+        assert not FAMILIES["qwenimage1"].open(said).controls.problem(3)
