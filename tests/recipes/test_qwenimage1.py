@@ -9,16 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flame_train import cli
 from flame_train.config.schema import ModelSection
 from flame_train.errors import ConfigError
-from flame_train.io.safetensors import save_file
+from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.qwenimage1.family import QwenImage1Model
 from flame_train.models.qwenimage1.names import lora_family
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
-from tests.recipes.bases import arrays_of, below, check_continuation, short, small_base, trainer
+from tests.recipes.bases import arrays_of, below, check_continuation, options, short, small_base, trainer
 
 Train = Callable[..., int]
+NAMED = ("modelspec.title", "ss_output_name", "flame_train_config", "modelspec.hash_sha256", "sshs_model_hash")
+"""What follows from the name of the run folder, or has it."""
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,19 @@ def test_separate_files_are_the_checkpoint(train: Train, base: Path, tmp_path: P
     separate += [f"text_encoders.qwen3={tmp_path / 'qwen_2.5_vl_7b.safetensors'}"]
     separate += ["model.offload=1.0", "gradient.checkpointing=full"]
     assert short(train, tmp_path / "apart", *separate) == short(train, tmp_path / "whole")
+
+
+def test_a_run_of_its_own_config_writes_the_same_metadata(train: Train, tmp_path: Path) -> None:
+    """The config in a run folder has every key, also those of other families."""
+    short(train, tmp_path / "run")
+    again = tmp_path / "again"
+    argv = ["train", str(tmp_path / "run" / "config.toml"), "--device", "cpu", *options(f"output.dir={again}")]
+    assert cli.run(argv) == 0
+    found = []
+    for run in (tmp_path / "run", again):
+        with SafetensorsFile(next(run.glob("lora*.safetensors"))) as file:
+            found.append({k: v for k, v in file.metadata.items() if k not in NAMED})
+    assert found[0] == found[1]
 
 
 def test_another_qwens_states_are_refused(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

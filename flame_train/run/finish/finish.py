@@ -42,8 +42,8 @@ def lora_writer(config: Config, model: Model, attached: Attached, samples: Sampl
     described = {"resolution": f"{side}x{side}"}
     if names.several_predictions:
         described["prediction_type"] = config.model.prediction
-    if "clip_skip" in config.text_encoders.model_fields_set:
-        described["encoder_layer"] = str(ClipKeys.of(config.text_encoders).clip_skip)
+    if (skipped := ClipKeys.of(config.text_encoders).clip_skip) != 1:  # by value: a run's own config has every key
+        described["encoder_layer"] = str(skipped)
     trigger = out.trigger or config.captions.trigger
     described |= {k: v for k, v in (("author", out.author), ("trigger_phrase", trigger)) if v}
     title = out.title or out.name or Path(out.dir).name or "lora"

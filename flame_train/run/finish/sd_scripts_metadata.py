@@ -62,7 +62,7 @@ def _training(config: Config, samples: Samples, batches: int, title: str) -> dic
         "network_dropout": config.lora.dropout,
         "scale_weight_norms": config.lora.max_norm or None,
         "fp8_base": config.model.quantize == "fp8",
-        "clip_skip": ClipKeys.of(text).clip_skip if "clip_skip" in text.model_fields_set else None,
+        "clip_skip": skipped if (skipped := ClipKeys.of(text).clip_skip) != 1 else None,
         "sd_model_name": Path(config.model.checkpoint).name,
         **({"vae_name": Path(config.model.vae).name} if config.model.vae else {}),
     }
