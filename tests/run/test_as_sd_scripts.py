@@ -34,7 +34,7 @@ NOT_HERE = {
     "the hour or the host": "session_id training_started_at training_finished_at",
     "sd-scripts' own switches": "sd_scripts_commit_hash lowram full_fp16 fp8_base_unet resize_interpolation",
     "a comment": "training_comment",
-    "always the same here": "clip_skip face_crop_aug_range caption_dropout_every_n_epochs",
+    "always the same here": "face_crop_aug_range caption_dropout_every_n_epochs",
     "hashes of whole files": "sd_model_hash new_sd_model_hash vae_hash new_vae_hash",
     "no weight depends on it": "num_validation_images validation_seed validation_split max_validation_steps",
     "nor on these": "validate_every_n_epochs validate_every_n_steps gradient_checkpointing",
