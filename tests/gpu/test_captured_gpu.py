@@ -120,7 +120,9 @@ def test_so_do_steps_of_several_batches_with_noise_and_an_average(precision: Any
 
 @pytest.mark.parametrize("how", [{}, {"quantize": "fp8"}, {"settings": ("lora.kind=dora",)}], ids=str)
 @pytest.mark.parametrize("share", ["0.4", "1.0"])
-@pytest.mark.parametrize("model", [*MODELS, "zimage-tiny", "flux2-tiny", "flux3-tiny", "qwen-image-tiny"])
+@pytest.mark.parametrize(
+    "model", [*MODELS, "zimage-tiny", "flux2-tiny", "flux2-dev-tiny", "flux3-tiny", "qwen-image-tiny"]
+)
 def test_blocks_streamed_from_the_host_train_to_the_bits_of_resident_ones(
     model: str, share: str, how: dict[str, Any]
 ) -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from flame_train.io.resolve import native_shapes
-from flame_train.models.flux2.names import FLUX2_FILES, base_modules, lora_family, transformer_to_diffusers
+from flame_train.models.flux2.names import (
+    FLUX2_FILES,
+    base_modules,
+    lora_family,
+    lora_names_in,
+    transformer_to_diffusers,
+)
 from flame_train.models.flux2.transformer import Flux2, Flux2Arch
 from flame_train.networks.files.identify import could_be, identify
 from flame_train.networks.vae.vae import Vae, VaeArch
@@ -73,4 +79,6 @@ def test_the_autoencoder_in_both_layouts():
 def test_every_linear_layer_has_a_name_in_lora_files(arch, theirs, prefix, spell):
     ours = Flux2(arch).shapes()
     assert set(base_modules(arch.depth, arch.single_depth, arch.guidance)) == check.linear_layers(ours)
-    check.check_lora(check.spelled_loras(lora_family(), ours, theirs, prefix, spell), lora_family())
+    spelled = check.spelled_loras(lora_family(), ours, theirs, prefix, spell)
+    check.check_lora(spelled, lora_family())
+    assert lora_names_in(spelled).architecture.startswith("Flux.2-dev") == arch.guidance

@@ -138,7 +138,10 @@ def repeats(value: Any, source: Source) -> Any:
 def encoder(value: Any, source: Source) -> Any:
     """Converts the files of text encoders, of which these families have one."""
     paths = [str(each["path"]) for each in value if "path" in each]
-    return paths[0] if len(paths) == 1 else Lost("expected one file; name each in [text_encoders]")
+    if len(paths) != 1:
+        return Lost("expected one file; name each in [text_encoders]")
+    dev = source.family == "flux2" and "mistral" in paths[0].lower()
+    return {f"text_encoders.{'mistral' if dev else 'qwen3'}": paths[0]}
 
 
 def merged(value: Any, source: Source) -> Any:

@@ -114,7 +114,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
             NOTHING if is_off(v) else Lost("always the layer that these models were trained with")
         ),
         "text_encoder_2_sequence_length": own.tokens(77, 154, 256, 512),
-        "qwen3_tokens": own.tokens(128, 256, 512, 1024),
+        "decoder_tokens": own.decoder_tokens,
         "t5_tokens": own.tokens(77, 154, 256, 512),
         "output_model_destination": own.file,
         "output_model_format": own.format,

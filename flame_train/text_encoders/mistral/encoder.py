@@ -25,7 +25,7 @@ from flame_train.text_encoders.mistral.names import mistral_part
 from flame_train.text_encoders.mistral.network import TAPS, Mistral
 from flame_train.text_encoders.mistral.tokenizer import TekkenTokenizer, find_tekken
 
-_AT_ONCE: Final = 16384  # tokens of all captions for which the layers are read once
+_AT_ONCE: Final = 32768  # tokens of all captions for which the layers are read once
 _UNIT: Final = 32  # rows, of which the longest caption of a batch has a multiple
 _BEFORE: Final = (
     "<s>[SYSTEM_PROMPT]You are an AI that reasons about image descriptions. You give structured responses focusing on "

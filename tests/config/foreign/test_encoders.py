@@ -178,3 +178,24 @@ def test_simpletuners_flux2_dev(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({f"--{name}": value for name, value in told.items()}))
     found = import_config(str(tmp_path / "config.json"), None)
     assert found["carried"]["model.checkpoint"]["value"] == "hf:black-forest-labs/FLUX.2-dev"
+
+
+@pytest.mark.parametrize(("name", "key"), [("FLUX.2-dev", "mistral"), ("FLUX.2-klein-base-4B", "qwen3")])
+def test_onetrainers_length_of_flux2s_captions(tmp_path: Path, name: str, key: str) -> None:
+    told = {"model_type": "FLUX_2", "training_method": "LORA", "base_model_name": f"black-forest-labs/{name}"}
+    told |= {"lora_rank": 8, "text_encoder_sequence_length": 256, "output_model_destination": "lora.safetensors"}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    found = import_config(str(tmp_path / "config.json"), None)
+    assert found["carried"][f"text_encoders.{key}_tokens"]["value"] == 256
+
+
+@pytest.mark.parametrize(("file", "key"), [("mistral_3_small_flux2_bf16", "mistral"), ("qwen_3_4b", "qwen3")])
+def test_diffusion_pipes_text_encoder_of_flux2(tmp_path: Path, file: str, key: str) -> None:
+    (tmp_path / "set.toml").write_text('resolutions = [512]\n[[directory]]\npath = "/d"\n')
+    (tmp_path / "pipe.toml").write_text(
+        'output_dir = "/o"\ndataset = "set.toml"\n[model]\ntype = "flux2"\ndtype = "bfloat16"\n'
+        f'diffusion_model = "/m"\ntext_encoders = [{{path = "/{file}.safetensors", type = "flux2"}}]\n'
+        '[adapter]\ntype = "lora"\nrank = 8\n[optimizer]\ntype = "adamw"\nlr = 1e-4\n'
+    )
+    found = import_config(str(tmp_path / "pipe.toml"), None)
+    assert found["carried"][f"text_encoders.{key}"]["value"] == f"/{file}.safetensors"
