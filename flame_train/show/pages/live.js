@@ -33,11 +33,13 @@ function putSection(name, markup) {
   shownMarkup.set(name, markup);
   const opened = all(HTMLDetailsElement, "details", old).map((each) => each.open), held = { ...reading };
   const scrolled = all(HTMLElement, ".scroll, .grid", old).map((each) => [each.scrollLeft, each.scrollTop]);
-  const focused = old.contains(document.activeElement) && document.activeElement ? selectorOf(document.activeElement) : null;
+  const active = document.activeElement, focused = active && old.contains(active) ? selectorOf(active) : null;
   old.replaceWith(parsed(markup));
   const fresh = /** @type {HTMLElement} */ (document.getElementById(name));
   all(HTMLDetailsElement, "details", fresh).forEach((each, i) => { each.open = Boolean(opened[i]); });
-  all(HTMLElement, ".scroll, .grid", fresh).forEach((each, i) => { if (scrolled[i]) each.scrollTo(scrolled[i][0], scrolled[i][1]); });
+  all(HTMLElement, ".scroll, .grid", fresh).forEach((each, i) => {
+    if (scrolled[i]) each.scrollTo(scrolled[i][0], scrolled[i][1]);
+  });
   if (name === "samples") fillGallery();
   if (name === "plots") Object.assign(reading, held), fillCharts();
   if (focused) first(HTMLElement, focused, fresh)?.focus() ?? first(SVGElement, focused, fresh)?.focus();
@@ -89,7 +91,8 @@ async function ask() {
     }
   } catch (error) {
     told.className = "lost";
-    told.textContent = `the server does not answer: ${error instanceof Error ? error.message : error}; what is shown may be old`;
+    const why = error instanceof Error ? error.message : error;
+    told.textContent = `the server does not answer: ${why}; what is shown may be old`;
   }
   clearTimeout(state.timer);
   state.timer = window.setTimeout(ask, wait);

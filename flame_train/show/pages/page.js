@@ -65,7 +65,11 @@ function placeOf(image) {
   return { row: rows.findIndex((row) => row.contains(image)), column: cell ? cell.cellIndex - 1 : 0 };
 }
 
-/** The image that a key leads to from another, over places without one. @param {HTMLImageElement} from @param {string} key */
+/**
+ * The image that a key leads to from another, over places without one; null for other keys.
+ * @param {HTMLImageElement} from
+ * @param {string} key
+ */
 function neighbour(from, key) {
   const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[key];
   if (!by) return null;
@@ -100,15 +104,18 @@ function chosenImage() {
 }
 
 /** @param {HTMLImageElement} image @param {string} caption */
-const picture = (image, caption) =>
-  make("figure", {}, make("img", { src: image.dataset.large || image.src, alt: image.alt }), make("figcaption", {}, caption));
+const picture = (image, caption) => {
+  const large = make("img", { src: image.dataset.large || image.src, alt: image.alt });
+  return make("figure", {}, large, make("figcaption", {}, caption));
+};
 
 /** @param {HTMLImageElement} image */
 function fillStage(image) {
   const stage = first(HTMLElement, "#samples .stage"), column = chosen.column;
   if (!stage) return;
   const focused = stage.contains(document.activeElement) ? document.activeElement?.id : "";
-  const rows = galleryRows().filter((row) => imageAt(row, column)).reverse(), row = rows.find((each) => each.contains(image));
+  const rows = galleryRows().filter((each) => imageAt(each, column)).reverse();
+  const row = rows.find((each) => each.contains(image));
   const head = first(HTMLTableCellElement, `thead tr > :nth-child(${column + 2})`, first(HTMLElement, "#samples table"));
   const before = rows.find((each) => each.dataset.before !== undefined), pair = make("div", { class: "pair" });
   const old = before && imageAt(before, column);
@@ -117,8 +124,9 @@ function fillStage(image) {
   stage.replaceChildren(make("p", {}, head ? head.textContent || "" : ""), pair);
   stage.hidden = false;
   if (rows.length < 2 || !row) return;
-  const at = rows.indexOf(row), slider = /** @type {HTMLInputElement} */ (make("input", { type: "range", min: 0, max: rows.length - 1, id: "when" }));
-  slider.value = String(at);
+  const range = make("input", { type: "range", min: 0, max: rows.length - 1, id: "when" });
+  const slider = /** @type {HTMLInputElement} */ (range);
+  slider.value = String(rows.indexOf(row));
   slider.setAttribute("aria-valuetext", nameOf(row));
   slider.addEventListener("input", () => {
     const next = imageAt(rows[Number(slider.value)], column);
@@ -150,11 +158,14 @@ let dialog = null;
 /** @param {HTMLImageElement} image */
 function fillDialog(image) {
   if (!dialog) {
-    const keys = { "\u2191": ["ArrowUp", "row above"], "\u2193": ["ArrowDown", "row below"], "\u2190": ["ArrowLeft", "previous prompt"], "\u2192": ["ArrowRight", "next prompt"] };
-    const moves = Object.entries(keys).map(([sign, [key, name]]) => button(`${sign} ${name}`, () => walk(key)));
-    const close = button("close", () => dialog?.close());
-    dialog = /** @type {HTMLDialogElement} */ (
-      make("dialog", { "aria-label": "sample" }, make("img", { alt: "" }), make("p"), make("div", { class: "tools" }, ...moves, close)));
+    const keys = {
+      ArrowUp: "\u2191 row above", ArrowDown: "\u2193 row below",
+      ArrowLeft: "\u2190 previous prompt", ArrowRight: "\u2192 next prompt",
+    };
+    const moves = Object.entries(keys).map(([key, name]) => button(name, () => walk(key)));
+    const tools = make("div", { class: "tools" }, ...moves, button("close", () => dialog?.close()));
+    const made = make("dialog", { "aria-label": "sample" }, make("img", { alt: "" }), make("p"), tools);
+    dialog = /** @type {HTMLDialogElement} */ (made);
     dialog.addEventListener("keydown", (event) => {
       if (!event.key.startsWith("Arrow")) return;
       event.preventDefault();
@@ -192,16 +203,20 @@ const reading = { chart: "", x: 0, held: false };
 
 /** @param {SVGElement} svg */
 function scaleOf(svg) {
-  const [left, right, top, bottom, x0, x1, y0, y1] = `${svg.dataset.box} ${svg.dataset.x} ${svg.dataset.y}`.split(" ").map(Number);
-  const log = svg.dataset.log !== undefined;
+  const { box, x, y } = svg.dataset, log = svg.dataset.log !== undefined;
+  const [left, right, top, bottom, x0, x1, y0, y1] = `${box} ${x} ${y}`.split(" ").map(Number);
+  const digits = (/** @type {number} */ value) => Math.floor(Math.log10(Math.abs(value) || 1));
   return {
     top, bottom,
     /** @param {number} x */
     x: (x) => x0 + ((x - left) / (right - left)) * (x1 - x0),
     /** @param {number} y */
-    y: (y) => { const share = (bottom - y) / (bottom - top); return log ? y0 * (y1 / y0) ** share : y0 + share * (y1 - y0); },
+    y: (y) => {
+      const share = (bottom - y) / (bottom - top);
+      return log ? y0 * (y1 / y0) ** share : y0 + share * (y1 - y0);
+    },
     /** As many digits as the place tells. @param {number} value */
-    text: (value) => (log ? value.toPrecision(3) : value.toPrecision(Math.max(1, Math.min(12, 4 + Math.floor(Math.log10(Math.abs(value) || 1)) - Math.floor(Math.log10(y1 - y0)))))),
+    text: (value) => value.toPrecision(log ? 3 : Math.max(1, Math.min(12, 4 + digits(value) - digits(y1 - y0)))),
   };
 }
 
@@ -210,20 +225,22 @@ const pointsKept = new WeakMap();
 
 /** @param {SVGPolylineElement} line */
 function pointsOf(line) {
-  const points = pointsKept.get(line) || (line.getAttribute("points") || "").split(" ").filter(Boolean).map((each) => each.split(",").map(Number));
+  const written = (line.getAttribute("points") || "").split(" ").filter(Boolean);
+  const points = pointsKept.get(line) || written.map((each) => each.split(",").map(Number));
   pointsKept.set(line, points);
   return points;
 }
 
 /** @param {number[][]} points @param {number} x */
-const nearest = (points, x) => points.reduce((best, each) => (Math.abs(each[0] - x) < Math.abs(best[0] - x) ? each : best), points[0]);
+const nearest = (points, x) =>
+  points.reduce((best, each) => (Math.abs(each[0] - x) < Math.abs(best[0] - x) ? each : best), points[0]);
 
 /** Reads a chart at a place of its drawing. @param {SVGElement} svg @param {number} x @param {boolean} hold */
 function read(svg, x, hold) {
   const figure = svg.closest("figure"), scale = scaleOf(svg);
   const lines = all(SVGPolylineElement, "polyline", svg).filter((line) => pointsOf(line).length);
   if (!figure || !lines.length) return;
-  const at = lines.map((line) => nearest(pointsOf(line), x)).reduce((best, each) => (Math.abs(each[0] - x) < Math.abs(best[0] - x) ? each : best));
+  const at = nearest(lines.map((line) => nearest(pointsOf(line), x)), x);
   leave();
   Object.assign(reading, { chart: figure.id, x: at[0], held: hold });
   const place = figure.dataset.xTitle === "step" ? Math.round(scale.x(at[0])) : Number(scale.x(at[0]).toPrecision(3));
@@ -232,7 +249,8 @@ function read(svg, x, hold) {
   cursor.setAttribute("d", `M${at[0]} ${scale.top}V${scale.bottom}`);
   svg.append(cursor);
   const values = lines.map((line) => ({ name: line.dataset.label || "", point: nearest(pointsOf(line), at[0]) }))
-    .filter(({ point }) => Math.abs(point[0] - at[0]) < 2).map(({ name, point }) => `${name} ${scale.text(scale.y(point[1]))}`);
+    .filter(({ point }) => Math.abs(point[0] - at[0]) < 2)
+    .map(({ name, point }) => `${name} ${scale.text(scale.y(point[1]))}`);
   const told = make("p", { class: hold ? "at held" : "at" }, `${figure.dataset.xTitle} ${place}: ${values.join(", ")}`);
   if (hold && figure.dataset.xTitle === "step") told.append(...leadsOf(place));
   figure.append(told);
@@ -258,7 +276,8 @@ function leadsOf(step) {
     leads.push(link);
   }
   const file = closest(all(HTMLElement, "#files [data-step]")), saved = file && first(HTMLAnchorElement, "a", file);
-  if (file) leads.push(make("a", { href: saved ? saved.getAttribute("href") || "" : "#files" }, (file.firstChild?.textContent || "").replace(/^checkpoints\//, "")));
+  const name = (file?.firstChild?.textContent || "").replace(/^checkpoints\//, "");
+  if (file) leads.push(make("a", { href: saved?.getAttribute("href") || "#files" }, name));
   return leads;
 }
 
@@ -271,7 +290,8 @@ function leave() {
 function fillCharts() {
   for (const svg of all(SVGElement, "#plots svg.chart")) {
     const [low, high] = (svg.dataset.x || "").split(" ");
-    for (const [name, value] of Object.entries({ tabindex: "0", role: "slider", "aria-valuemin": low, "aria-valuemax": high, "aria-valuenow": high })) svg.setAttribute(name, value);
+    const slider = { tabindex: "0", role: "slider", "aria-valuemin": low, "aria-valuemax": high, "aria-valuenow": high };
+    for (const [name, value] of Object.entries(slider)) svg.setAttribute(name, value);
   }
   const svg = reading.held && first(SVGElement, `#${CSS.escape(reading.chart)} svg`);
   if (svg) read(svg, reading.x, true);
@@ -291,9 +311,13 @@ document.addEventListener("keydown", (event) => {
   const svg = around(event, "#plots svg.chart");
   if (!(svg instanceof SVGElement)) return;
   if (event.key === "Escape") leave();
-  const xs = all(SVGPolylineElement, "polyline", svg).flatMap((line) => pointsOf(line).map(([x]) => x)).sort((a, b) => a - b);
+  const lines = all(SVGPolylineElement, "polyline", svg);
+  const xs = lines.flatMap((line) => pointsOf(line).map(([x]) => x)).sort((a, b) => a - b);
   const here = reading.chart === svg.closest("figure")?.id ? reading.x : xs[xs.length - 1];
-  const to = { ArrowLeft: xs.filter((x) => x < here - 0.005).pop(), ArrowRight: xs.find((x) => x > here + 0.005), Home: xs[0], End: xs[xs.length - 1], Enter: here }[event.key];
+  const to = {
+    ArrowLeft: xs.filter((x) => x < here - 0.005).pop(), ArrowRight: xs.find((x) => x > here + 0.005),
+    Home: xs[0], End: xs[xs.length - 1], Enter: here,
+  }[event.key];
   if (to === undefined) return;
   event.preventDefault();
   read(svg, to, true);
@@ -320,12 +344,14 @@ let imagesOf = async ({ find, order, page }) => {
 /** @param {Partial<Wanted>} change */
 async function showImages(change) {
   Object.assign(wanted, change);
-  const found = await imagesOf(wanted), body = first(HTMLElement, "#dataset tbody"), pager = first(HTMLElement, "#dataset .pager");
+  const found = await imagesOf(wanted), body = first(HTMLElement, "#dataset tbody");
+  const pager = first(HTMLElement, "#dataset .pager");
   if (!body || !pager) return;
   wanted.page = found.page;
   body.replaceChildren(...found.rows);
   const [back, told, on] = pager.children;
-  /** @type {[Element, number][]} */ ([[back, -1], [on, 1]]).forEach(([each, by]) => each.toggleAttribute("disabled", !(found.page + by >= 0 && found.page + by < found.pages)));
+  back.toggleAttribute("disabled", found.page === 0);
+  on.toggleAttribute("disabled", found.page >= found.pages - 1);
   told.textContent = `page ${found.page + 1} of ${found.pages}: ${found.found} images`;
 }
 
@@ -333,13 +359,16 @@ function fillFinder() {
   const finder = first(HTMLElement, "#dataset .finder");
   if (!finder || !finder.hidden) return;
   rowsHere = all(HTMLTableRowElement, "#dataset tbody tr");
-  const search = /** @type {HTMLInputElement} */ (make("input", { type: "search", placeholder: "file or caption", "aria-label": "find images by file or caption" }));
+  const about = { placeholder: "file or caption", "aria-label": "find images by file or caption" };
+  const search = /** @type {HTMLInputElement} */ (make("input", { type: "search", ...about }));
   search.addEventListener("input", () => showImages({ find: search.value, page: 0 }));
   const order = /** @type {HTMLSelectElement} */ (make("select", { "aria-label": "order" }));
-  for (const [value, text] of [["highest", "highest loss first"], ["lowest", "lowest loss first"], ["file", "by file"]]) order.append(make("option", { value }, text));
+  const orders = { highest: "highest loss first", lowest: "lowest loss first", file: "by file" };
+  order.append(...Object.entries(orders).map(([value, text]) => make("option", { value }, text)));
   order.addEventListener("change", () => showImages({ order: order.value, page: 0 }));
   const turn = (/** @type {number} */ by) => () => showImages({ page: wanted.page + by });
-  finder.replaceChildren(search, order, make("span", { class: "pager" }, button("previous", turn(-1)), make("span"), button("next", turn(1))));
+  const pager = make("span", { class: "pager" }, button("previous", turn(-1)), make("span"), button("next", turn(1)));
+  finder.replaceChildren(search, order, pager);
   finder.hidden = false;
   if (rowsHere.length) showImages({});
 }
