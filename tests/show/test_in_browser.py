@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 
@@ -9,7 +10,7 @@ import pytest
 
 from .conftest import PLANTED, PROMPTS, colour, until
 
-LOADED = "state.digest && document.querySelector('#dataset tbody tr')"
+LOADED = "typeof state === 'object' && state.digest && document.querySelector('#dataset tbody tr')"
 PHONE = 8000  # pixels of height
 
 
@@ -186,7 +187,7 @@ def test_arrow_keys_walk_the_samples_on_the_page_and_enlarged(made, serve, open_
     assert alike(colour_of(page, "dialog img"), colour(20, 2))
     page.keyboard.press("Escape")
     assert page.locator("dialog[open]").count() == 0
-    assert page.evaluate("document.activeElement.querySelector('img').alt") == f"step 20: {PROMPTS[2]}"
+    wait(page, f"document.activeElement.querySelector('img')?.alt === {json.dumps(f'step 20: {PROMPTS[2]}')}")
     page.focus("#when")
     page.keyboard.press("Home")
     assert page.inner_text(shown[1]) == "step 0, the base"
