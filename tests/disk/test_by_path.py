@@ -50,6 +50,10 @@ ALLOWED = {
     ("run/memory/kept_prediction.py", "folder.mkdir"): "the folder of predictions",
     ("run/memory/kept_prediction.py", "os.utime"): "a prediction, whose file its checksum must fit",
     ("run/memory/kept_prediction.py", "file.unlink"): "the prediction unused for longest",
+    ("ui/pictures.py", "remembered.mkdir"): "the folder of images that were decoded",
+    # a config that was dropped onto the window
+    ("ui/draft.py", "tempfile.TemporaryDirectory"): "a folder of a name that nobody can guess",
+    ("ui/draft.py", "file.write_text"): "in that folder",
     # drawn for a training adapter
     ("tools/make_adapter.py", "place.with_suffix('.txt').write_text"): "the caption beside a drawn image",
     ("tools/make_adapter.py", "latents.unlink"): "latents that are in the cache now",
