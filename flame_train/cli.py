@@ -272,6 +272,8 @@ def sample(
     text_precision: TextPrecision = "auto",
     qwen3: Annotated[str, typer.Option("--qwen3", help="Qwen3 for a base model without one.")] = "",
     qwen3_tokens: Annotated[int, typer.Option("--qwen3-tokens", help="As text_encoders.qwen3_tokens.")] = 512,
+    mistral: Annotated[str, typer.Option("--mistral", help="Mistral for a base model without one (FLUX.2 dev).")] = "",
+    mistral_tokens: Annotated[int, typer.Option("--mistral-tokens", help="As text_encoders.mistral_tokens.")] = 512,
     t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As text_encoders.t5_tokens; 0: the family's own.")] = 0,
     t5_padding: T5Padding = "seen",
     seed: Annotated[
@@ -311,6 +313,8 @@ def sample(
         "t5_vocabulary": t5_vocabulary,
         "qwen3": qwen3,
         "qwen3_tokens": qwen3_tokens,
+        "mistral": mistral,
+        "mistral_tokens": mistral_tokens,
         "t5_tokens": t5_tokens,
         "t5_padding": t5_padding,
         "precision": text_precision,

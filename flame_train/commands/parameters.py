@@ -183,7 +183,8 @@ TextPrecision = Annotated[
     typer.Option("--text-precision", help="As text_encoders.precision in a config."),
 ]
 Spacing = Annotated[
-    Literal["auto", "leading", "trailing"], typer.Option("--spacing", help="As sample.spacing in a config (SDXL).")
+    Literal["auto", "leading", "trailing"],
+    typer.Option("--spacing", help="As sample.spacing in a config (SDXL, SD 1.5, 2.1)."),
 ]
 SkipUnknown = Annotated[bool, typer.Option("--skip-unknown", help="Leave out parts of a LoRA that are not read here.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]

@@ -32,8 +32,9 @@ class WeightsInFile:
             return
         if self._held is not None:
             self._held.unload()
-        self._held = block
+        self._held = None  # one whose reading fails has none, or a part of them
         self._read(self._names[id(block)], block)
+        self._held = block
 
 
 def resident_parts(network: BlockNetwork) -> dict[str, nn.Module]:

@@ -18,6 +18,7 @@ from flame_train.data.samples import EncoderInput
 from flame_train.data.views import ViewedImage
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import DType, as_dtype
+from flame_train.errors import ModelFileError
 from flame_train.networks.block_network import BlockNetwork
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.part import Part
@@ -93,6 +94,15 @@ class TextEncoder(ABC):
     @abstractmethod
     def outputs(self) -> Mapping[str, tuple[int, ...]]:
         """The arrays that it makes of a caption: their names and shapes, padding included."""
+
+    def require_width(self, width: int) -> None:
+        """Raises ModelFileError unless its first array has the width that the denoiser takes."""
+        own = next(iter(self.outputs.values()))[-1]
+        if own != width:
+            raise ModelFileError(
+                f"text_encoders.{self.key}: {self.part.path} makes states of {own} values, and the base model takes "
+                f"{width}: it is the text encoder of another model; name this model's own"
+            )
 
     @property
     def paddings(self) -> Paddings:

@@ -82,7 +82,8 @@ def _alpha(value: Any, source: Source) -> Any:
 
 
 def _text_encoder(value: Any, source: Source) -> Any:
-    key = "mistral" if source.get("model_version") == "dev" else "qwen3"
+    version = str(source.get("model_version") or "dev").removeprefix("flux.2-")  # musubi-tuner's default
+    key = "mistral" if source.family == "flux2" and version == "dev" else "qwen3"
     return {f"text_encoders.{key}": str(value)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, partial
+from pathlib import PureWindowsPath
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -78,6 +79,31 @@ def _family(settings: Mapping[str, Setting]) -> str:
     return _FAMILIES[kind.value]
 
 
+_DECODER_TOKENS: Final = own.tokens(128, 256, 512, 1024)
+
+
+def _decoder(source: Source) -> str:
+    """Returns the decoder that reads captions: Qwen3, or the Mistral of a FLUX.2 that is called dev."""
+    name = PureWindowsPath(str(source.get("base_model_name", ""))).name.lower()
+    return "mistral" if source.family == "flux2" and "dev" in name and "klein" not in name else "qwen3"
+
+
+def _decoder_tokens(value: Any, source: Source) -> Any:
+    """Converts the length of captions for Qwen3 or Mistral."""
+    length = _DECODER_TOKENS(value, source)
+    return {f"text_encoders.{_decoder(source)}_tokens": length} if isinstance(length, int) else length
+
+
+def _decoder_dropout(value: Any, source: Source) -> Any:
+    return {f"text_encoders.{_decoder(source)}_dropout": float(value)} if value else NOTHING
+
+
+def _guidance(value: Any, source: Source) -> Any:
+    """Converts what a model with a guidance input is told; klein has none."""
+    klein = source.family == "flux2" and _decoder(source) == "qwen3"
+    return NOTHING if value is None or klein else float(value)
+
+
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         "weights": own.weights,
@@ -114,7 +140,9 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
             NOTHING if is_off(v) else Lost("always the layer that these models were trained with")
         ),
         "text_encoder_2_sequence_length": own.tokens(77, 154, 256, 512),
-        "decoder_tokens": own.decoder_tokens,
+        "decoder_tokens": _decoder_tokens,
+        "decoder_dropout": _decoder_dropout,
+        "guidance": _guidance,
         "t5_tokens": own.tokens(77, 154, 256, 512),
         "output_model_destination": own.file,
         "output_model_format": own.format,

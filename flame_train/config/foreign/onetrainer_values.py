@@ -75,16 +75,6 @@ def tokens(*choices: int) -> Convert:
     return convert
 
 
-_DECODER_TOKENS: Final = tokens(128, 256, 512, 1024)
-
-
-def decoder_tokens(value: Any, source: Source) -> Any:
-    """Converts the length of captions for Qwen3, or for the Mistral of a FLUX.2 that is called dev."""
-    dev = source.family == "flux2" and "dev" in str(source.get("base_model_name", "")).lower().rpartition("/")[2]
-    length = _DECODER_TOKENS(value, source)
-    return {f"text_encoders.{'mistral' if dev else 'qwen3'}_tokens": length} if isinstance(length, int) else length
-
-
 def _convolutions(source: Source) -> bool:
     return source.fact("unet") and source.get("layer_filter_preset", "full") == "full"
 

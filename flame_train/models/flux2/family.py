@@ -147,6 +147,7 @@ class Flux2Family(FlowFamily):
             text = MistralEncoder.opened(parts[MISTRAL], opening)
         else:
             text = Qwen3Encoder.opened(parts["text_encoder"], opening, WITHOUT_THINKING, _TAPS, masked=False)
+        text.require_width(arch.context_dim)
         return Flux2Model(
             name=self.name,
             title=self.title,

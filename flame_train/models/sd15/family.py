@@ -17,6 +17,7 @@ from flame_train.models.common.small import QuickstartSpec
 from flame_train.models.sd15 import names
 from flame_train.models.sd15.names import SD15_FILES
 from flame_train.models.sdxl.family import SdxlModel, check_prediction, stated_spacing
+from flame_train.models.sdxl.names_unet import stated_prediction
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.networks.files.part import Part
 from flame_train.networks.vae.autoencoder import Autoencoder
@@ -86,21 +87,21 @@ class Sd15Family(Family):
                 f"{keys.clip_skip}"
             )
         v2 = arch.activation == "gelu"
+        text = (ClipH if v2 else ClipAlone)(
+            parts["text_encoder"],
+            keys.clip_dropout,
+            opening.max_tokens // CHUNK,
+            states="clip",
+            base=opening.base,
+            skip=keys.clip_skip,
+        )
+        text.require_width(network_of(parts["unet"], UNet).arch.context_dim)
         return Sd15Model(
             name=self.name,
             title=self.title,
             denoiser=parts["unet"],
             vae=Autoencoder(parts["vae"], VaeArch.sd()),
-            text=(
-                (ClipH if v2 else ClipAlone)(
-                    parts["text_encoder"],
-                    keys.clip_dropout,
-                    opening.max_tokens // CHUNK,
-                    states="clip",
-                    base=opening.base,
-                    skip=keys.clip_skip,
-                ),
-            ),
+            text=(text,),
             lora_names=names.lora_family(v2, prediction == "v"),
             presets=UNET_PRESETS,
             spacing=stated_spacing(opening.base),
@@ -108,10 +109,11 @@ class Sd15Family(Family):
 
     def open(self, opening: Opening) -> Model:
         check_prediction(opening.base, opening.model.prediction)
-        if "prediction" not in opening.model.model_fields_set and names.looks_like_v(opening.base):
+        unsaid = opening.model.prediction == "epsilon" and not stated_prediction(opening.base)
+        if unsaid and names.looks_like_v(opening.base):
             raise ConfigError(
                 f"model.prediction: the weights of {opening.base.name} look like those of a Stable Diffusion 2 that "
-                'predicts v, and neither the file nor the config says what it predicts; set model.prediction = "v", or '
-                '"epsilon" if you know better (in sample: --prediction)'
+                'predicts v, as ComfyUI tells them, got "epsilon"; set model.prediction = "v" (in sample: '
+                "--prediction v)"
             )
         return super().open(opening)

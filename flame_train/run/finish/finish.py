@@ -33,7 +33,7 @@ _FOLDERS: Final = {
     "ComfyUI": "ComfyUI/models/loras, and load it with a Load LoRA node",
     "Forge": "stable-diffusion-webui-forge/models/Lora",
 }
-_ENCODERS: Final = ("clip", "clip_l", "clip_g", "t5", "t5_vocabulary", "qwen3")
+_ENCODERS: Final = ("clip", "clip_l", "clip_g", "t5", "t5_vocabulary", "qwen3", "mistral")
 
 
 def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples, batches: int) -> LoraWriter:
@@ -137,6 +137,7 @@ def _next(config: Config, family: str, lora: Path, device: str) -> list[str]:
         "--lora": lora,
         "--vae": model.vae,
         "--prediction": "" if model.prediction == "epsilon" else model.prediction,
+        "--spacing": "" if sample.spacing == "auto" else sample.spacing,
         "--quantize": "" if model.quantize == "off" else model.quantize,
         **{f"--{n.replace('_', '-')}": getattr(encoders, n) for n in _ENCODERS},
         "--clip-skip": "" if (skipped := ClipKeys.of(encoders).clip_skip) == 1 else skipped,

@@ -181,12 +181,25 @@ def test_simpletuners_flux2_dev(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "key"), [("FLUX.2-dev", "mistral"), ("FLUX.2-klein-base-4B", "qwen3")])
-def test_onetrainers_length_of_flux2s_captions(tmp_path: Path, name: str, key: str) -> None:
+def test_onetrainers_text_encoder_of_flux2(tmp_path: Path, name: str, key: str) -> None:
+    """Its length and its dropout; a guidance is of dev alone."""
     told = {"model_type": "FLUX_2", "training_method": "LORA", "base_model_name": f"black-forest-labs/{name}"}
     told |= {"lora_rank": 8, "text_encoder_sequence_length": 256, "output_model_destination": "lora.safetensors"}
+    told |= {"text_encoder": {"dropout_probability": 0.1}, "transformer": {"guidance_scale": 3.5}}
     (tmp_path / "config.json").write_text(json.dumps(told))
     found = import_config(str(tmp_path / "config.json"), None)
     assert found["carried"][f"text_encoders.{key}_tokens"]["value"] == 256
+    assert found["carried"][f"text_encoders.{key}_dropout"]["value"] == 0.1
+    assert ("loss.guidance_scale" in found["carried"]) == (key == "mistral")
+
+
+@pytest.mark.parametrize(("version", "key"), [("", "mistral"), ("klein-base-4b", "qwen3")])
+def test_musubi_tuners_usual_flux2_is_dev(tmp_path: Path, version: str, key: str) -> None:
+    told = 'dit = "/m/flux2.safetensors"\ntext_encoder = "/m/text.safetensors"\nnetwork_dim = 8\n'
+    told += 'network_module = "networks.lora_flux_2"\n' + (f'model_version = "{version}"\n' if version else "")
+    (tmp_path / "musubi.toml").write_text(told)
+    found = import_config(str(tmp_path / "musubi.toml"), None)
+    assert found["carried"][f"text_encoders.{key}"]["value"] == "/m/text.safetensors"
 
 
 @pytest.mark.parametrize(("file", "key"), [("mistral_3_small_flux2_bf16", "mistral"), ("qwen_3_4b", "qwen3")])
