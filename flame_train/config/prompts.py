@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -13,8 +12,9 @@ from pydantic_core import PydanticCustomError
 
 from flame_train.config.parse import KeyPath, parse
 from flame_train.data.caption_formats import hidden
+from flame_train.data.file_reading import read_bytes
 from flame_train.diffusion.samplers import SAMPLERS
-from flame_train.errors import ConfigError
+from flame_train.errors import ConfigError, DataError
 from flame_train.settings import Section, field, one_or_several
 
 MAX_BYTES = 1 << 20
@@ -124,13 +124,9 @@ def _line(lines: Mapping[KeyPath, int], place: KeyPath, key: str) -> int:
 
 def _text(path: str) -> str:
     try:
-        with Path(path).open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise ConfigError(f"sample.prompt_file: expected at most 1 MiB, got more in {path}")
-        return raw.decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"sample.prompt_file: {path}: {error.strerror or error}") from None
+        return read_bytes(path, limit=MAX_BYTES).decode("utf-8-sig")
+    except DataError as error:
+        raise ConfigError(f"sample.prompt_file: {error}") from None
     except (UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"sample.prompt_file: {path}: expected UTF-8 text, got {error}") from None
 

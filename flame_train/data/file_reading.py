@@ -45,7 +45,7 @@ def read_bytes(path: Path | str, *, limit: int, name: str | None = None) -> byte
     try:
         kind = special_kind(os.stat(path).st_mode)
         if kind is not None:
-            raise DataError(f"{label}: expected a file, found {kind}: take it out of the dataset")
+            raise DataError(f"{label}: expected a file, found {kind}: take it out, or put a file in its place")
         # The file may be swapped between the two calls: NONBLOCK keeps a pipe from blocking even then.
         handle = os.open(path, os.O_RDONLY | NONBLOCK | BINARY)
         with os.fdopen(handle, "rb", buffering=0) as file:

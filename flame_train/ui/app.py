@@ -73,10 +73,11 @@ class Dropped(Question):
 
 
 class PlanOf(Text):
-    """A text to plan, the device, and the page that asks, which wants its newest answer alone."""
+    """A text to plan, the device, the page that asks, which wants its newest answer alone, and names it may look up."""
 
     device: str = Field(pattern="^(cuda|cpu)$")
     page: str = Field(max_length=64)
+    confirmed: list[str]
 
 
 class File(Text):
@@ -110,6 +111,12 @@ class Place(Question):
     path: str
 
 
+class Base(Place):
+    """A base model, and whether the user chose it, so that the hub may be asked."""
+
+    confirmed: bool
+
+
 Q = TypeVar("Q", bound=Question)
 
 
@@ -130,13 +137,13 @@ class Window:
             self._answers("/ask/change", Change, lambda q: draft.changed(q.toml, q.key, q.value, roots)),
             self._answers("/ask/begin", Begin, self._begin),
             self._answers("/ask/import", Dropped, lambda q: draft.imported(q.name, q.text, q.family, q.partial)),
-            self._answers("/ask/plan", PlanOf, lambda q: self._planner.plan(q.toml, q.device, q.page)),
+            self._answers("/ask/plan", PlanOf, lambda q: self._planner.plan(q.toml, q.device, q.page, q.confirmed)),
             self._answers("/ask/write", File, lambda q: draft.written(q.toml, q.path, q.device, q.force, roots)),
             self._answers("/ask/images", ImagesOf, lambda q: self._pictures(q).page(q.page, q.lacking)),
             self._answers("/ask/caption", Caption, lambda q: self._pictures(q).write(q.file, q.before, q.caption)),
             self._answers("/ask/folders", Place, lambda q: places.folders(q.path, roots)),
             self._answers("/ask/models", Question, lambda q: {"models": places.models(roots)}),
-            self._answers("/ask/family", Place, lambda q: {"family": places.family_told(q.path, roots)}),
+            self._answers("/ask/family", Base, lambda q: {"family": places.family_told(q.path, q.confirmed, roots)}),
             self._answers("/ask/example", Place, lambda q: places.example(q.path, roots)),
         ]
         own = [Route("/new", self._new), Route("/picture", self._picture), Route("/ui/{name}", self._asset)]

@@ -10,7 +10,7 @@ import re
 import shlex
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,7 @@ from flame_train.disk.roots import Roots
 from flame_train.errors import ConfigError, FlameError, Interrupted, lines_shown, shown
 from flame_train.families import licences
 from flame_train.io.addresses import is_address, is_hub_name
+from flame_train.io.hub import Fetch
 from flame_train.models.registry import FAMILIES
 from flame_train.run.commands.describe import as_text
 from flame_train.run.commands.stages import dry_run_of
@@ -129,12 +130,16 @@ def state(text: str, roots: Roots) -> dict[str, Any]:
         return {"toml": text, "values": None, "written": [], "problems": _told(error)}
     assert located.layered is not None
     tree = located.layered.tree
-    written = {f"{s}.{n}": value for s, table in tree.items() if isinstance(table, dict) for n, value in table.items()}
+    written = _by_path(tree)
     values = flat(located.config)
     shown_as = {path: _shown(values.get(path, value), keys()[path]) for path, value in values.items()}
     shown_as |= {path: _shown(value, keys()[path]) for path, value in written.items() if path in keys()}
     told = [{"key": p.key, "line": _line_of(p.place), "message": lines_shown(p.message)} for p in problems]
     return {"toml": text, "values": shown_as, "written": list(written), "problems": told}
+
+
+def _by_path(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{s}.{n}": value for s, table in tree.items() if isinstance(table, dict) for n, value in table.items()}
 
 
 def _shown(value: Any, key: Key) -> Any:
@@ -173,12 +178,10 @@ def changed(text: str, path: str, value: str | bool | list[str] | None, roots: R
 
     Raises ConfigError for a key that there is not, or that has no line of its own.
     """
-    key = keys().get(path)
-    if key is None:
-        raise ConfigError(f"{shown(path)}: expected a key")
+    key = _key(path)
     if isinstance(value, str) and key.annotation is not str:
         value = typed(value.strip(), key)
-    return state(with_value(text, key.section, key.name, None if value is None else toml_value(value)), roots)
+    return state(_put(text, path, value), roots)
 
 
 def begun(
@@ -192,25 +195,52 @@ def begun(
         card: GB of the card.
         given: values by path, such as the base and the folder.
         before: the text so far; what was changed in it by hand stays.
-        template: what the text so far was made from, as this function returned it; empty: nothing.
+        template: what the text so far was made from, as this function returned it; empty: it was opened.
+
+    Raises ConfigError for a key that there is not, or that cannot be changed by itself.
     """
-    text = init.template(family, purpose, card)
-    base = text
-    for path, value in given.items():
-        text = _put(text, path, value)
-    if before and template:
-        old, made = parse(before, NAME)[0], parse(template, NAME)[0]
-        for path, key in keys().items():
-            value = old.get(key.section, {}).get(key.name)
-            if path not in given and value is not None and value != made.get(key.section, {}).get(key.name):
-                text = _put(text, path, value)
+    new = init.template(family, purpose, card)
+    text = _moved(before, template, init.template(family, None, None), new) if before else new
+    text = _with_values(text, given)
     sources = init.preset(family, purpose, card).sources if purpose or card else {}
-    return {"toml": text, "template": base, "sources": dict(sources)}
+    return {"toml": text, "template": new, "sources": dict(sources)}
+
+
+def _moved(before: str, template: str, plain: str, new: str) -> str:
+    """Returns a text with the values of a new template, where it has still those of its own.
+
+    One that was opened has no template: what it lacks becomes that in which `new` differs from the `plain` one.
+    """
+    tree, old = parse(before, NAME)[0], template or plain
+    mine, was, will = (_by_path(each) for each in (tree, parse(old, NAME)[0], parse(new, NAME)[0]))
+    own = {path: mine[path] for path in keys() if path in mine and mine[path] != was.get(path)}
+    if _with_values(old, own) == before:  # nothing but values was changed: the new one's comments fit
+        return _with_values(new, own)
+    to = {path: will.get(path) for path in was | will if will.get(path) != was.get(path)}
+    still = {p: v for p, v in to.items() if mine.get(p) == was.get(p) or (not template and p not in mine)}
+    tables = {path: v for path, v in still.items() if isinstance(tree.get(path.split(".")[0], {}), dict)}
+    heads = [each.partition("\n\n")[0] for each in (old, new)]  # they name the preset
+    return _with_values(before.replace(heads[0], heads[1], 1), tables)
+
+
+def _with_values(text: str, values: Mapping[str, Any]) -> str:
+    for path, value in values.items():
+        text = _put(text, path, value)
+    return text
 
 
 def _put(text: str, path: str, value: Any) -> str:
-    key = keys()[path]
-    return with_value(text, key.section, key.name, toml_value(value))
+    key = _key(path)
+    try:
+        return with_value(text, key.section, key.name, None if value is None else toml_value(value))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _key(path: str) -> Key:
+    if path not in keys():
+        raise ConfigError(f"{shown(path)}: expected a key")
+    return keys()[path]
 
 
 def imported(name: str, text: str, family: str, partial: bool) -> dict[str, Any]:
@@ -244,8 +274,11 @@ class Planner:
         self._roots, self._one = roots, threading.Lock()
         self._newest: dict[str, StopRequest] = {}
 
-    def plan(self, text: str, device: str, page: str) -> dict[str, Any]:
-        """Returns the report of a dry run, what it notes, and the room on the disk; or all its problems."""
+    def plan(self, text: str, device: str, page: str, confirmed: Collection[str]) -> dict[str, Any]:
+        """Returns the report of a dry run, what it notes, and the room on the disk; or all its problems.
+
+        The hub is asked only where every name of it in the text is `confirmed`: others are half-typed, or a stranger's.
+        """
         mine = StopRequest()
         before, self._newest[page] = self._newest.get(page), mine
         if before is not None:
@@ -253,24 +286,26 @@ class Planner:
         with self._one:
             try:
                 mine.check("before it was planned")
-                return self._planned(text, device, mine)
+                return self._planned(text, device, mine, confirmed)
             except Interrupted:
                 return {"superseded": True}
             finally:
                 if self._newest.get(page) is mine:
                     del self._newest[page]
 
-    def _planned(self, text: str, device: str, stop: StopRequest) -> dict[str, Any]:
+    def _planned(self, text: str, device: str, stop: StopRequest, confirmed: Collection[str]) -> dict[str, Any]:
         try:
             located, problems = look(text, self._roots)
         except ConfigError as error:
             return {"problems": _told(error)}
         if problems:
             return {"problems": state(text, self._roots)["problems"]}
+        of_hub = {value for _, value in _places(located.config) if is_hub_name(value)}
+        fetch: Fetch = "headers" if of_hub <= set(confirmed) else "nothing"
         with _warnings() as notes:
             try:
                 with with_key_names(located):
-                    report = dry_run_of(located, None, Session(device, stop=stop))
+                    report = dry_run_of(located, None, Session(device, stop=stop), fetch)
             except Interrupted:
                 raise
             except FlameError as error:

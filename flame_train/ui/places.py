@@ -79,11 +79,14 @@ def _candidates(roots: Roots) -> Iterator[Path]:
             yield file
 
 
-def family_told(base: str, roots: Roots) -> str:
-    """Returns the family of a base model by its file, or what is kept or told of it on the hub. Raises FlameError."""
+def family_told(base: str, confirmed: bool, roots: Roots) -> str:
+    """Returns the family of a base model by its file, or what is kept of it; the hub tells it once it is `confirmed`.
+
+    Raises FlameError.
+    """
     if not is_hub_name(base) and not is_address(base):
         roots.refuse_links_out(roots.place(base))
-    with fetching("headers"):
+    with fetching("headers" if confirmed else "nothing"):
         return family_of(resolve_checkpoint(base)).name
 
 

@@ -129,7 +129,7 @@ def test_every_wrong_line_of_a_file_is_told_with_its_number(write):
         ("p.toml", b'prompts = ["a"]', r"expected a table \[\[prompt.subset\]\] a prompt"),
         ("p.txt", b"# nothing\n", "expected prompts, got none"),
         ("p.txt", b"\xff\xfe", "expected UTF-8 text"),
-        ("p.txt", b"a" * (1 << 20) + b"b", "expected at most 1 MiB"),
+        ("p.txt", b"a" * (1 << 20) + b"b", "larger than the 1,048,576 bytes"),
     ],
 )
 def test_a_file_that_is_none_is_refused(tmp_path, name, raw, told):

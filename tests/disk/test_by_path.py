@@ -21,9 +21,8 @@ HELD = {"folder", "held", "inside", "_held", "part", "place.folder", "top", "roo
 ALLOWED = {
     # the user's own files, which are read: images, configs, models
     ("config/parse.py", "path.open"): "reads a config",
-    ("config/prompts.py", "Path(path).open"): "reads a list of prompts",
     ("data/cache.py", "os.open"): "reads an entry, which its checksum must fit",
-    ("data/file_reading.py", "os.open"): "reads an image",
+    ("data/file_reading.py", "os.open"): "reads an image, a list of prompts",
     ("io/gguf.py", "open"): "reads a model",
     ("io/model_search.py", "file.open"): "reads another program's model",
     ("io/safetensors.py", "open"): "reads a model",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+
 import pytest
 
 from flame_train.config.keys import keys
 from flame_train.config.load import typed
+from flame_train.config.parse import parse
+from flame_train.config.prompts import Prompt, read_prompt_file
 from flame_train.config.render import toml_value
-from flame_train.disk.roots import Roots
+from flame_train.disk.roots import Roots, within
 from flame_train.errors import ConfigError
 from flame_train.families import FAMILY_TITLES
+from flame_train.run.sampling.requests import control_files
 from flame_train.tools import init
 from flame_train.ui import draft
 
@@ -55,6 +61,59 @@ def test_what_was_changed_by_hand_stays_when_the_purpose_changes(roots):
     values = draft.state(again["toml"], roots)["values"]
     assert (values["optimizer.lr"], values["output.name"], values["data.batch_size"]) == ("0.0003", "fox", "1")
     assert values["sample.prompts"][0].startswith("TRIGGER")
+
+
+OWN = '# mine\n[lora]\nrank = 77 # tried\n\n[[data.sets]]\npath = "a"\n\n[odd]\nx = 1\n'
+
+
+def test_an_opened_config_keeps_what_it_has_under_another_name_and_purpose(roots):
+    named = draft.begun("sdxl", None, None, {"output.name": "fox"}, OWN, "")
+    assert named["toml"] == OWN + '\n[output]\nname = "fox"\n'
+    purpose = draft.begun("sdxl", "style", None, {}, OWN, "")["toml"]
+    assert "rank = 77 # tried\n" in purpose
+    assert '[[data.sets]]\npath = "a"\n\n[odd]\nx = 1\n' in purpose
+    assert 'targets = ["attention+mlp"]' in purpose
+
+
+def test_a_key_taken_out_a_comment_and_an_unknown_key_outlive_another_purpose(roots):
+    begun = draft.begun("sdxl", "style", 24.0, {"output.dir": "d"}, "", "")
+    mine = draft.changed(begun["toml"], "optimizer.lr", None, roots)["toml"] + "# mine\n[odd]\nx = 1\n"
+    again = draft.begun("sdxl", "character", None, {}, mine, begun["template"])["toml"]
+    assert "# mine\n[odd]\nx = 1\n" in again
+    values = parse(again, "x")[0]
+    assert ("lr" in values["optimizer"], "batch_size" in values["data"], values["odd"]) == (False, False, {"x": 1})
+    assert (values["output"]["dir"], values["sample"]["prompts"][0][:7]) == ("d", "TRIGGER")
+    assert "# Preset character" in again
+    assert "style" not in again.partition("\n\n")[0]
+
+
+def test_a_purpose_is_chosen_beside_what_is_no_section_and_unknown_keys_are_refused(roots):
+    begun = draft.begun("sdxl", "style", None, {}, "", "")
+    again = draft.begun("sdxl", "character", None, {}, "lora = 3\n", begun["template"])
+    assert parse(again["toml"], "x")[0]["lora"] == 3
+    with pytest.raises(ConfigError, match="expected a key"):
+        draft.begun("sdxl", "style", None, {"lora.nothing": "3"}, "", "")
+
+
+def test_only_confirmed_names_are_looked_up_on_the_hub(roots, monkeypatch):
+    asked = []
+    monkeypatch.setattr(draft, "dry_run_of", lambda *args: asked.append(args[-1]) or {})
+    monkeypatch.setattr(draft, "as_text", lambda report: "")
+    text = draft.changed("", "model.checkpoint", "hf:a/b", roots)["toml"]
+    text += f'[data]\npath = "{roots.folders[0]}"\n[output]\ndir = "{roots.folders[0]}/run"\n'
+    for confirmed in ([], ["hf:a"], ["hf:a/b"]):
+        draft.Planner(roots).plan(text, "cpu", "page", confirmed)
+    assert asked == ["nothing", "nothing", "headers"]
+
+
+def test_a_prompt_file_names_no_control_image_outside_and_is_no_pipe(roots, tmp_path):
+    prompt = Prompt(text="x", control=("/etc/hostname",))
+    image = SimpleNamespace(prompt=prompt, control=prompt.control, number=1)
+    with within(roots), pytest.raises(ConfigError, match="/etc/hostname: expected a place below"):
+        control_files([image], None, 96)
+    os.mkfifo(tmp_path / "prompts.txt")
+    with pytest.raises(ConfigError, match="a named pipe"):
+        read_prompt_file(str(tmp_path / "prompts.txt"))
 
 
 def test_a_value_is_read_as_set_reads_it(roots):

@@ -29,13 +29,13 @@ QUESTIONS = {
     "change": {"toml": "", "key": "lora.rank", "value": "3"},
     "begin": {"family": "sdxl", "purpose": "style", "card": 24.0, "given": {}, "before": "", "template": ""},
     "import": {"name": "x.toml", "text": "", "family": "", "partial": False},
-    "plan": {"toml": "", "device": "cpu", "page": "p"},
+    "plan": {"toml": "", "device": "cpu", "page": "p", "confirmed": []},
     "write": {"toml": "", "path": "x.toml", "device": "cpu", "force": False},
     "images": {"toml": "", "set": 0, "page": 0, "lacking": False},
     "caption": {"toml": "", "set": 0, "file": "a.png", "before": "", "caption": "x"},
     "folders": {"path": ""},
     "models": {},
-    "family": {"path": "x"},
+    "family": {"path": "x", "confirmed": True},
     "example": {"path": "x"},
 }
 

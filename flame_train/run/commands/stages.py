@@ -26,7 +26,7 @@ from flame_train.engine.shape_run import gpu_of
 from flame_train.errors import ConfigError, Stopped
 from flame_train.io.addresses import is_address
 from flame_train.io.digests import Digests
-from flame_train.io.hub import fetching
+from flame_train.io.hub import Fetch, fetching
 from flame_train.io.hub_upload import check_login
 from flame_train.io.run_files import OtherSettings
 from flame_train.io.runlog import mend_status
@@ -141,9 +141,11 @@ def _naming_the_way(file: str | None, overrides: Sequence[str], device: str, con
         raise
 
 
-def dry_run_of(config_source: ConfigWithSource, family: Family | None, session: Session) -> dict[str, Any]:
+def dry_run_of(
+    config_source: ConfigWithSource, family: Family | None, session: Session, fetch: Fetch = "headers"
+) -> dict[str, Any]:
     """Checks and plans a run, and describes what was planned."""
-    with session.stop, fetching("headers"):
+    with session.stop, fetching(fetch):
         fetch_inputs(config_source.config, False, session.stop)
         plan = plan_run(config_source, family, session.stop, session.group.world)
         budget = within_budget(plan, session, planning=True)

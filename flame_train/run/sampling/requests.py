@@ -16,6 +16,7 @@ from flame_train.data.images import probe
 from flame_train.data.views import View, ViewedImage
 from flame_train.diffusion.noise_schedule import Spacing
 from flame_train.diffusion.samplers import SAMPLERS
+from flame_train.disk.roots import may_look
 from flame_train.errors import ConfigError, DataError, shown
 from flame_train.io.addresses import local_place
 from flame_train.models.common.model import Model
@@ -119,6 +120,8 @@ def control_files(images: Iterable[Request], model: Model, resolution: int) -> d
         key = f"sample.prompts: control of prompt {request.number}" if of_prompt else "sample.control"
         for path in request.control:
             try:
+                if not may_look(local_place(path)):
+                    raise DataError("expected a place below the folders of --root")
                 info = probe(local_place(path))
                 model.controls.placed(info.size, resolution)
             except DataError as error:

@@ -10,7 +10,7 @@ import { choosePlace, later } from "./ask.js";
 
 export class Form {
   /** @param {HTMLElement} place @param {{keys: Key[], common: string[], sections: Object<string, string>}} schema
-   * @param {(path: string, value: any) => void} changed */
+   * @param {(path: string, value: any, chosen?: boolean) => void} changed */
   constructor(place, schema, changed) {
     this.common = new Set(schema.common);
     this.changed = changed;
@@ -35,7 +35,7 @@ export class Form {
     control.setAttribute("aria-describedby", `${id}-help ${id}-error`);
     const from = make("span"), reset = make("button", { type: "button", class: "quiet", "aria-label": `default of ${key.path}`, title: "default" }, "\u21ba");
     reset.addEventListener("click", () => this.changed(key.path, null));
-    control.addEventListener("change", () => this.changed(key.path, valueOf(key, control)));
+    control.addEventListener("change", () => this.changed(key.path, valueOf(key, control), true));
     if (key.kind !== "switch" && key.kind !== "choice") {
       const soon = later(() => { if (document.activeElement === control) this.changed(key.path, valueOf(key, control)); }, 700);
       control.addEventListener("input", soon);

@@ -23,10 +23,10 @@ export class Sheet {
 
   /** Reads the folder anew, and shows a page of it. */
   async read() {
-    const asked = ++this.asked;
+    const asked = ++this.asked, of = { toml: this.toml(), set: this.set };
     let found;
     try {
-      found = await ask("images", { toml: this.toml(), set: this.set, page: this.page, lacking: this.lacking });
+      found = await ask("images", { ...of, page: this.page, lacking: this.lacking });
     } catch (error) {
       if (asked === this.asked) this.place.replaceChildren(make("p", { class: "bad", role: "alert" }, String(error instanceof Error ? error.message : error)));
       return;
@@ -34,7 +34,7 @@ export class Sheet {
     if (asked !== this.asked) return;
     this.page = found.page;
     this.found = found;
-    this.place.replaceChildren(this.sets(found), this.counts(found), ...this.notes(found), make("ul", { class: "sheet" }, ...found.images.map((/** @type {Row} */ row) => this.card(row))), this.pager(found));
+    this.place.replaceChildren(this.sets(found), this.counts(found), ...this.notes(found), make("ul", { class: "sheet" }, ...found.images.map((/** @type {Row} */ row) => this.card(row, of))), this.pager(found));
   }
 
   /** A choice of the set, where there are several. @param {any} found */
@@ -43,7 +43,7 @@ export class Sheet {
     const choice = /** @type {HTMLSelectElement} */ (make("select", { "aria-label": "set of images" }));
     found.sets.forEach((/** @type {string} */ path, /** @type {number} */ i) => choice.append(make("option", { value: String(i) }, path)));
     choice.value = String(this.set);
-    choice.addEventListener("change", () => { this.set = Number(choice.value); this.page = 0; this.read(); });
+    choice.addEventListener("change", () => { this.set = Number(choice.value); this.page = 0; this.clear(); this.read(); });
     return choice;
   }
 
@@ -65,8 +65,8 @@ export class Sheet {
     return [make("details", {}, make("summary", {}, `${lines.length} notes`), make("ul", {}, ...lines.map((line) => make("li", {}, line))))];
   }
 
-  /** @param {Row} row */
-  card(row) {
+  /** @param {Row} row @param {{toml: string, set: number}} of what the row was read from */
+  card(row, of) {
     const caption = /** @type {HTMLTextAreaElement} */ (make("textarea", { rows: "3", "aria-label": `caption of ${row.file}` }));
     caption.value = row.caption;
     caption.readOnly = !row.editable;
@@ -77,7 +77,7 @@ export class Sheet {
       told.className = "help";
       told.textContent = "saving";
       try {
-        const saved = await ask("caption", { toml: this.toml(), set: this.set, file: row.file, before, caption: caption.value });
+        const saved = await ask("caption", { ...of, file: row.file, before, caption: caption.value });
         before = saved.caption;
         if (card.classList.contains("lacks")) { this.found.without_caption -= 1; this.place.querySelector("#counts")?.replaceChildren(countsOf(this.found)); }
         card.classList.remove("lacks");

@@ -7,7 +7,9 @@ import { Sheet } from "./images.js";
 /** @typedef {import("./form.js").Problem} Problem */
 
 const run = {
-  toml: "", template: "", family: "", told: "",
+  toml: "", template: "", family: "", told: "", dir: "",
+  /** names of the hub that were chosen, and not only typed */
+  confirmed: /** @type {Set<string>} */ (new Set()),
   /** @type {Object<string, string>} */ sources: {},
   /** @type {Object<string, any>} */ preset: {},
   /** @type {Object<string, any> | null} */ values: null,
@@ -78,8 +80,21 @@ function show() {
   toml.setAttribute("aria-invalid", String(general.length > 0));
 }
 
-/** @param {string} path @param {any} value */
-function change(path, value) { return inOrder(async () => take(await ask("change", { toml: run.toml, key: path, value }))); }
+/** Asks about the text, and again where it was typed in meanwhile. @param {(toml: string) => Promise<any>} question @returns {Promise<any>} */
+async function settled(question) {
+  for (;;) {
+    const text = run.toml, answer = await question(text);
+    if (text === run.toml) return answer;
+  }
+}
+
+function retake() { return inOrder(async () => take(await settled((text) => ask("state", { toml: text })))); }
+
+/** @param {string} path @param {any} value @param {boolean} [chosen] */
+function change(path, value, chosen) {
+  if (chosen) for (const name of [value].flat()) run.confirmed.add(name);
+  return inOrder(async () => take(await settled((text) => ask("change", { toml: text, key: path, value }))));
+}
 
 function refilter() {
   const text = input("find").value, count = form.filter(text, input("every").checked);
@@ -96,25 +111,28 @@ async function begin() {
   const root = rootOf(folder), purpose = select("purpose").value || null, card = Number(input("card").value) || null;
   await inOrder(async () => {
     if (!run.family) return say(base ? "" : "choose a base model first");
-    /** @type {Object<string, string>} */
-    const given = { "model.checkpoint": base, "output.name": name, "output.dir": `${root}/runs/${name}` };
-    if (folder) given["data.path"] = folder;
-    const begun = await ask("begin", { family: run.family, purpose, card, given, before: run.toml, template: run.template });
-    Object.assign(run, { template: begun.template, sources: begun.sources });
-    const state = await ask("state", { toml: begun.toml }), plain = await ask("state", { toml: begun.template });
-    run.preset = plain.values ?? {};
+    const has = run.toml && run.values, dir = `${root}/runs/${name}`;
+    const wanted = [["model.checkpoint", base], ["data.path", folder], ["output.name", name], ["output.dir", !has || has["output.dir"] === run.dir ? dir : ""]];
+    const given = Object.fromEntries(wanted.filter(([key, value]) => value && !(has && has[key ?? ""] === value)));
+    const { begun, state } = await settled(async (before) => {
+      const begun = await ask("begin", { family: run.family, purpose, card, given, before, template: run.template });
+      return { begun, state: await ask("state", { toml: begun.toml }) };
+    });
+    const plain = await ask("state", { toml: begun.template });
+    Object.assign(run, { template: begun.template, sources: begun.sources, preset: plain.values ?? {} });
+    if ("output.dir" in given) run.dir = dir;
     take(state);
   });
 }
 
-/** Asks which family a base is of, by its file. @param {string} base */
-async function tellFamily(base) {
+/** Asks which family a base is of, by its file. @param {string} base @param {boolean} confirmed */
+async function tellFamily(base, confirmed) {
   const line = by("base-family", HTMLElement);
   run.told = base;
   if (!base) { line.textContent = ""; return; }
   line.textContent = "looking at it";
   try {
-    const { family } = await ask("family", { path: base });
+    const { family } = await ask("family", { path: base, confirmed });
     if (run.told !== base) return;
     setFamily(family);
     line.className = "help";
@@ -123,6 +141,11 @@ async function tellFamily(base) {
     line.className = "error";
     line.textContent = error instanceof Error ? error.message : String(error);
     line.append(familyChoice((family) => { setFamily(family); begin(); }));
+    if (!confirmed && base.startsWith("hf:")) {
+      const button = make("button", { type: "button" }, "ask the hub");
+      button.addEventListener("click", () => { input("base").value = base; baseChosen(); });
+      line.append(" ", button);
+    }
     run.family = "";
   }
 }
@@ -141,10 +164,15 @@ function setFamily(family) {
   run.family = family;
   const purpose = select("purpose"), before = purpose.value, { presets } = schema.families[family];
   purpose.replaceChildren(...presets.map((/** @type {string} */ name) => make("option", { value: name }, name)), make("option", { value: "" }, "none"));
-  purpose.value = presets.includes(before) ? before : presets.includes("style") ? "style" : presets[0] ?? "";
+  purpose.value = presets.includes(before) || (run.toml && !before) ? before : presets.includes("style") ? "style" : presets[0] ?? "";
 }
 
-async function baseChosen() { await tellFamily(input("base").value.trim()); if (run.family) await begin(); }
+async function baseChosen() {
+  const base = input("base").value.trim();
+  run.confirmed.add(base);
+  await tellFamily(base, true);
+  if (run.family) await begin();
+}
 
 async function findModels() {
   const { models } = await ask("models", {});
@@ -186,10 +214,12 @@ async function open(file, partial = false, family = run.family) {
 
 /** @param {string} text */
 async function opened(text) {
-  Object.assign(run, { template: "", sources: {}, preset: {} });
-  const state = await ask("state", { toml: text });
+  Object.assign(run, { toml: text, template: "", dir: "", sources: {}, preset: {} });
+  toml.value = text;
+  select("purpose").value = input("card").value = "";
+  const state = await settled((text) => ask("state", { toml: text }));
   take(state);
-  if (state.values?.["model.checkpoint"]) { await tellFamily(state.values["model.checkpoint"]); show(); }
+  if (state.values?.["model.checkpoint"]) { await tellFamily(state.values["model.checkpoint"], false); show(); }
 }
 
 async function example() {
@@ -211,11 +241,12 @@ async function plan() {
   if (!run.toml) return;
   const text = run.toml;
   planBox.setAttribute("aria-busy", "true");
-  let found;
-  try { found = await ask("plan", { toml: text, device: select("device").value, page }); }
-  catch (error) { planBox.replaceChildren(make("p", { class: "bad" }, error instanceof Error ? error.message : String(error))); return; }
-  if (text !== run.toml || found.superseded) return;
+  let found, failed = "";
+  try { found = await ask("plan", { toml: text, device: select("device").value, page, confirmed: [...run.confirmed] }); }
+  catch (error) { failed = error instanceof Error ? error.message : String(error); }
+  if (text !== run.toml || found?.superseded) return;
   planBox.setAttribute("aria-busy", "false");
+  if (!found) { planBox.replaceChildren(make("p", { class: "bad" }, failed)); return; }
   run.deeper = found.plan ? [] : found.problems.filter((/** @type {Problem} */ each) => !run.problems.some((other) => other.key === each.key && other.message === each.message));
   show();
   planBox.replaceChildren(...(found.plan ? planned(found) : refused([...run.problems, ...run.deeper])));
@@ -256,12 +287,13 @@ function duration(seconds) {
   return minutes < 1 ? `${Math.round(seconds)} s` : minutes < 90 ? `${minutes} min` : `${(minutes / 60).toFixed(1)} h`;
 }
 
-/** @param {boolean} force */
-async function write(force) {
+/** @param {Object<string, any>} [refused] the question that was refused */
+async function write(refused) {
   await inOrder(async () => {
     const place = by("written", HTMLElement);
+    const question = refused ? { ...refused, force: true } : { toml: run.toml, path: input("path").value, device: select("device").value, force: false };
     try {
-      const made = await ask("write", { toml: run.toml, path: input("path").value, device: select("device").value, force });
+      const made = await ask("write", question);
       const command = make("code", {}, made.command), copy = make("button", { type: "button" }, "copy");
       copy.addEventListener("click", () => navigator.clipboard.writeText(made.command));
       place.replaceChildren(make("p", {}, "Written. This trains it:"), make("p", { class: "command" }, command, " ", copy));
@@ -270,7 +302,7 @@ async function write(force) {
       place.replaceChildren(make("p", { class: "bad", role: "alert" }, message));
       if (message.includes("exists already")) {
         const again = make("button", { type: "button" }, "replace it");
-        again.addEventListener("click", () => write(true));
+        again.addEventListener("click", () => write(question));
         place.append(again);
       }
     }
@@ -287,8 +319,9 @@ input("name").addEventListener("change", begin);
 input("path").addEventListener("input", () => { pathTouched = true; });
 select("device").addEventListener("change", plan);
 for (const id of ["find", "every"]) by(id, HTMLElement).addEventListener("input", refilter);
-toml.addEventListener("input", later(() => inOrder(async () => { run.toml = toml.value; take(await ask("state", { toml: toml.value })); }), 400));
-by("write", HTMLElement).addEventListener("click", () => write(false));
+toml.addEventListener("input", () => { run.toml = toml.value; });
+toml.addEventListener("input", later(retake, 400));
+by("write", HTMLElement).addEventListener("click", () => write());
 by("example", HTMLElement).addEventListener("click", example);
 input("opened").addEventListener("change", () => { const file = input("opened").files?.[0]; if (file) open(file); input("opened").value = ""; });
 for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
