@@ -206,7 +206,7 @@ def test_memory_is_predicted_with_the_encoders_in_the_step(plan_of: Callable[...
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (trained("clip_h"), "text_encoders.train: expected names among clip_g, clip_l, qwen3, t5"),
+        (trained("clip_h"), "text_encoders.train: expected names among clip, clip_g, clip_l, mistral, qwen3, t5"),
         (trained("t5"), 'text_encoders.train: expected "clip_l" or "clip_g" for SDXL, got "t5"'),
         (trained("clip_l", "clip_l"), "text_encoders.train: expected each name once"),
         (trained("clip_l") | {"text_encoders.cache": '"on"'}, 'expected none with text_encoders.cache = "on"'),
