@@ -1,6 +1,7 @@
 """The folders that a window may read and write: whatever its pages name lies below one of them, links included.
 
-A path is resolved before it is judged, and opened by its resolved names, of which none may be a link any more.
+A path is resolved before it is judged. What is written is opened by its resolved names, of which none may be a link any
+more; what is read is opened by the resolved path.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from flame_train.io.json_values import read_checked, write_checked
 from flame_train.progress import progress
 
 _LOG = logging.getLogger(__name__)
-_ENDINGS: Final = (".safetensors", ".gguf")
+MODEL_ENDINGS: Final = (".safetensors", ".gguf")
 _CHUNK: Final = 1 << 24  # bytes
 _SUMS: Final = "sums.json"  # of files on the hub, by their names
 
@@ -143,7 +143,7 @@ def _walked(root: Path) -> Iterator[Path]:
             continue
         seen.add((status.st_dev, status.st_ino))
         inner[:] = sorted(name for name in inner if not name.startswith("."))
-        files = (Path(folder, name) for name in sorted(names) if name.lower().endswith(_ENDINGS))
+        files = (Path(folder, name) for name in sorted(names) if name.lower().endswith(MODEL_ENDINGS))
         yield from filter(may_look, files)
 
 

@@ -142,7 +142,7 @@ class Window:
             self._answers("/ask/images", ImagesOf, lambda q: self._pictures(q).page(q.page, q.lacking)),
             self._answers("/ask/caption", Caption, lambda q: self._pictures(q).write(q.file, q.before, q.caption)),
             self._answers("/ask/folders", Place, lambda q: places.folders(q.path, roots)),
-            self._answers("/ask/models", Question, lambda q: {"models": places.models(roots)}),
+            self._answers("/ask/models", Question, lambda q: places.models(roots)),
             self._answers("/ask/family", Base, lambda q: {"family": places.family_told(q.path, q.confirmed, roots)}),
             self._answers("/ask/example", Place, lambda q: places.example(q.path, roots)),
         ]

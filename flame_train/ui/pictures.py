@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +15,13 @@ from flame_train.config.schema import Config
 from flame_train.data.buckets import Placement
 from flame_train.data.caption_files import CaptionFiles, CaptionRule
 from flame_train.data.caption_formats import MAX_CAPTION_BYTES, METADATA_NAMES, one_line
+from flame_train.data.companion_files import Control, Mask
 from flame_train.data.dataset import Dataset, Item
 from flame_train.data.image_formats import IMAGE_ENDINGS
 from flame_train.data.images import decoded_images, load_image, load_mask, remember
 from flame_train.data.sets import DataSet, image_sets
 from flame_train.data.walk import list_files
+from flame_train.diffusion.objective_kind import OBJECTIVES
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import user_cache
 from flame_train.disk.roots import Roots
@@ -49,7 +52,7 @@ class Pictures:
         self.folder = roots.place(own.path)
         for folder in (self.folder, *own.control_folders, *([Path(own.mask_folder)] if own.mask_folder else [])):
             roots.refuse_links_out(roots.place(str(folder)))
-        remembered = user_cache("images")
+        remembered, group = user_cache("images"), OBJECTIVES.chosen(config.loss).group
         with Digests(user_cache("digests")) as digests:
             self._dataset = Dataset.scan(
                 self.folder,
@@ -57,6 +60,7 @@ class Pictures:
                 caption_endings=(own.caption_extension,),
                 caption_lines=own.captions.lines,
                 folder_captions=own.captions.folder_name,
+                group=group,
                 masks=own.masks,
                 mask_folder=local_place(own.mask_folder) if own.mask_folder else None,
                 control=own.control_folders,
@@ -68,19 +72,20 @@ class Pictures:
             remembered.mkdir(parents=True, exist_ok=True)
             remember(remembered, {item.sha256: item.size for item in self._dataset.items if item.plain})
         keys = [item.key for item in self._dataset.items]
-        rule = CaptionRule((own.caption_extension,), own.captions.lines)
+        rule = CaptionRule((own.caption_extension,), own.captions.lines, group=group)
         self._captions = CaptionFiles(self.folder, list_files(self.folder).files, frozenset(keys), rule)
+        self._rows = [(item, self._captions.written(item.key)) for item in self._dataset.items]
+        self._images_of = Counter(file for _, by_file in self._rows for file in by_file)
 
     def page(self, number: int, lacking: bool) -> dict[str, Any]:
         """Returns a page of the images, or of those that lack a caption, with the counts of all."""
-        rows = [(item, self._captions.written(item.key)) for item in self._dataset.items]
-        without = [row for row in rows if not row[1]]
-        listed = without if lacking else rows
+        without = [row for row in self._rows if not row[1]]
+        listed = without if lacking else self._rows
         pages = max(-(-len(listed) // PAGE), 1)
         number = min(max(number, 0), pages - 1)
         return {
             "sets": [one.path for one in image_sets(self._config.data)],
-            "count": len(rows),
+            "count": len(self._rows),
             "without_caption": len(without),
             "captions_without_image": list(map(shown, self._captions.orphans)),
             "notices": [shown(notice) for notice in self._dataset.notices],
@@ -92,17 +97,15 @@ class Pictures:
 
     def _row(self, item: Item, by_file: dict[str, tuple[str, ...]]) -> dict[str, Any]:
         first = next(iter(by_file), "")
-        mask = item.mask
         return {
             "file": item.key,
-            "path": str(item.path),
-            "seen": item.sha256[:16],
+            "image": _seen(item),
             "caption": "\n".join(by_file[first]) if first else "",
             "written_in": first,
             "editable": self._file_for(item.key, by_file) is not None,
             "placements": self._placements(item),
-            "mask": "" if mask is None else str(mask.path),
-            "controls": [str(control.path) for control in item.controls],
+            "mask": None if item.mask is None else _seen(item.mask),
+            "controls": list(map(_seen, item.controls)),
         }
 
     def _placements(self, item: Item) -> list[dict[str, Any]]:
@@ -116,12 +119,12 @@ class Pictures:
         return placed
 
     def _file_for(self, key: str, by_file: dict[str, tuple[str, ...]]) -> str | None:
-        """Returns the file that an image's caption stands in, or shall; None where others stand in it too."""
+        """Returns the file that an image's caption stands in, or shall; None where it is shared."""
         if not by_file:
             return os.path.splitext(key)[0] + self._set.caption_extension
         first = next(iter(by_file))
-        alone = len(by_file) == 1 and len(by_file[first]) == 1 and os.path.basename(first) not in METADATA_NAMES
-        return first if alone else None
+        alone = len(by_file) == len(by_file[first]) == 1 == self._images_of[first]
+        return first if alone and os.path.basename(first) not in METADATA_NAMES else None
 
     def write(self, key: str, before: str, caption: str) -> dict[str, str]:
         """Writes an image's caption as a file beside it.
@@ -154,6 +157,11 @@ class Pictures:
         with self._roots.entry(str(self.folder / file)) as entry:
             write_atomically(entry, [raw], len(raw))
         return {"caption": text, "written_in": file}
+
+
+def _seen(file: Item | Mask | Control) -> dict[str, str]:
+    """Returns a file's path and what tells its content from an older one, which the browser keeps."""
+    return {"path": str(file.path), "seen": file.sha256[:16]}
 
 
 def _shares(p: Placement) -> dict[str, Any]:

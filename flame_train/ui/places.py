@@ -11,7 +11,7 @@ from flame_train.disk.roots import Roots
 from flame_train.errors import FlameError, shown
 from flame_train.io.addresses import is_address, is_hub_name
 from flame_train.io.hub import fetching, resolve_checkpoint
-from flame_train.io.model_search import Search
+from flame_train.io.model_search import MODEL_ENDINGS
 from flame_train.models.registry import FAMILIES, family_of
 from flame_train.quickstart.first_run import lay, usable_device
 
@@ -19,6 +19,7 @@ from .pictures import image_count
 
 _MOST: Final = 300  # models, and folders of a list
 _FILES: Final = (".safetensors", ".gguf", ".txt", ".json", ".model")  # that a key may name
+_ENTRIES: Final = 200_000  # that are looked at in search of models
 EXAMPLE: Final = "example"
 
 
@@ -54,29 +55,37 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def models(roots: Roots) -> list[dict[str, Any]]:
-    """Returns the base models below the roots, with the family that each one's header tells."""
-    found = []
-    for place in _candidates(roots):
+def models(roots: Roots) -> dict[str, Any]:
+    """Returns the base models below the roots, with the family of each one's header, and a note where not all are."""
+    found: list[dict[str, str]] = []
+    seen = 0
+    for place, entries in _candidates(roots):
+        seen += entries
+        if len(found) == _MOST or seen > _ENTRIES:
+            return {"models": found, "note": "not all folders were searched for models; name a narrower --root"}
+        if place is None:
+            continue
         try:
+            roots.refuse_links_out(place)
             family = family_of(place)
         except FlameError:  # a LoRA, a VAE, a damaged file: no base
             continue
         found.append({"path": str(place), "name": shown(place.name), "family": family.name, "title": family.title})
-        if len(found) == _MOST:
-            break
-    return found
+    return {"models": found, "note": ""}
 
 
-def _candidates(roots: Roots) -> Iterator[Path]:
-    """Yields folders in diffusers' layout and single files; none of what lies in such a folder."""
-    whole = [
-        Path(folder) for root in roots.folders for folder, _, names in os.walk(root) if "model_index.json" in names
-    ]
-    yield from whole
-    for file in Search(roots.folders).files():
-        if not any(file.is_relative_to(folder) for folder in whole):
-            yield file
+def _candidates(roots: Roots) -> Iterator[tuple[Path | None, int]]:
+    """Yields folders in diffusers' layout and single files, none in such a folder, and how many entries were passed."""
+    for root in roots.folders:
+        for folder, inside, names in os.walk(root):
+            inside[:] = sorted(name for name in inside if not name.startswith("."))
+            yield None, len(inside) + len(names)
+            if "model_index.json" in names:
+                inside.clear()
+                yield Path(folder), 0
+                continue
+            files = (Path(folder, name) for name in sorted(names) if name.lower().endswith(MODEL_ENDINGS))
+            yield from ((file, 0) for file in files if roots.holds(file))
 
 
 def family_told(base: str, confirmed: bool, roots: Roots) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
@@ -268,8 +269,10 @@ def test_models_outside_are_not_found_through_links(asker, tmp_path, small_base)
     ).st_dev else (tmp_path / "other" / "base.safetensors").write_bytes(small_base.read_bytes())
     os.symlink(tmp_path / "other", asker.root / "linked")
     os.symlink(tmp_path / "other" / "base.safetensors", asker.root / "linked.safetensors")
-    assert asker.ask("models")[1] == {"models": []}
+    assert asker.ask("models")[1] == {"models": [], "note": ""}
     (asker.root / "own.safetensors").write_bytes(small_base.read_bytes())
+    (asker.root / ".hidden").mkdir()
+    (asker.root / ".hidden" / "own.safetensors").write_bytes(small_base.read_bytes())
     found = asker.ask("models")[1]["models"]
     assert [(each["name"], each["family"]) for each in found] == [("own.safetensors", "sdxl")]
 
@@ -299,12 +302,15 @@ def test_images_have_their_bucket_crop_caption_and_companions(asker, images):
     assert (found["count"], found["without_caption"]) == (1, 1)
     assert "orphan.txt" in found["captions_without_image"]
     assert (row["caption"], row["written_in"], row["editable"]) == ("", "", True)
-    assert row["mask"].endswith("wide.mask.png")
-    assert row["controls"] == [str(asker.root / "before" / "wide.png")]
+    assert row["mask"]["path"].endswith("wide.mask.png")
+    assert [each["path"] for each in row["controls"]] == [str(asker.root / "before" / "wide.png")]
+    seen = [each["seen"] for each in (row["image"], row["mask"], *row["controls"])]
+    files = [each["path"] for each in (row["image"], row["mask"], *row["controls"])]
+    assert seen == [hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files]
     placed = row["placements"][0]
     assert placed["bucket"] == "128x64"
     assert placed["shares"] == [0, 0, 1, 1]
-    for path, mask in ((row["path"], ""), (row["mask"], "&mask=yes"), (row["controls"][0], "")):
+    for path, mask in zip(files, ("", "&mask=yes", ""), strict=True):
         status, raw = asker.send(f"/picture?path={path}&side=50{mask}", method="GET")
         assert (status, raw[:2]) == (200, b"\xff\xd8")
 
@@ -322,6 +328,11 @@ def test_a_caption_is_saved_unless_it_was_changed_meanwhile_or_stands_elsewhere(
         assert asker.ask("caption", **saved | {"file": name})[0] == 400
     for caption in ("x" * 70_000, "a\0b", "\ud800"):
         assert asker.ask("caption", **saved | {"before": "two lines", "caption": caption})[0] == 400
+    twin = file.with_suffix(".jpg")
+    Image.open(file).save(twin)
+    status, told = asker.ask("caption", **saved | {"before": "two lines"})
+    assert (status, f"{own.name}; change it there" in told["error"]) == (400, True)
+    twin.unlink()
     own.unlink()
     (images / "metadata.jsonl").write_text(json.dumps({"file_name": file.name, "text": "in a list"}) + "\n")
     status, told = asker.ask("caption", **saved | {"before": "in a list"})

@@ -118,6 +118,19 @@ def test_another_trainers_config_is_dropped_onto_the_page(window):
     assert "noise_offset" in page.inner_text("#told")
     assert page.input_value("#key-train-steps") == "700"
 
+    # another name changes the name alone; what is typed stands also while an answer is under way
+    page.fill("#name", "bear")
+    page.press("#name", "Tab")
+    wait(page, "document.querySelector('#toml').value.includes('bear')")
+    assert page.input_value("#key-lora-rank") == "24"
+    page.evaluate(
+        """async () => { const rank = document.querySelector("#key-lora-rank"), toml = document.querySelector("#toml");
+        rank.value = "12"; rank.dispatchEvent(new Event("change")); for (let i = 0; i < 9; i++) await null;
+        toml.value += "\\n# typed\\n"; toml.dispatchEvent(new Event("input")); }"""
+    )
+    wait(page, "document.querySelector('#toml').value.includes('rank = 12')")
+    assert "# typed" in page.input_value("#toml")
+
 
 def test_a_planted_script_in_captions_names_and_values_is_seen_as_text(window, small_base):
     page, root = window

@@ -2,9 +2,10 @@
 // The images of the folder: each with the part that is trained, its bucket, and its caption, which is saved as a file.
 import { ask, Refused } from "./ask.js";
 
-/** @typedef {{bucket?: string, shares?: number[], kept?: number, original?: string, problem?: string}} Placed
- * @typedef {{file: string, path: string, seen: string, caption: string, written_in: string, editable: boolean, placements: Placed[],
- *   mask: string, controls: string[]}} Row */
+/** @typedef {{path: string, seen: string}} Seen
+ * @typedef {{bucket?: string, shares?: number[], kept?: number, original?: string, problem?: string}} Placed
+ * @typedef {{file: string, image: Seen, caption: string, written_in: string, editable: boolean, placements: Placed[],
+ *   mask: Seen | null, controls: Seen[]}} Row */
 
 export class Sheet {
   /** @param {HTMLElement} place @param {() => string} toml @param {() => void} saved */
@@ -94,15 +95,15 @@ export class Sheet {
 
   /** @param {Row} row */
   picture(row) {
-    const whole = make("div", { class: "crop" }, thumb(row.path, row.file, row.seen));
+    const whole = make("div", { class: "crop" }, thumb(row.image, row.file));
     const shares = row.placements[0]?.shares;
     if (shares) {
       const kept = make("span", { class: "kept" });
       ["left", "top", "width", "height"].forEach((side, i) => kept.style.setProperty(side, `${100 * (shares[i] ?? 0)}%`));
       whole.append(kept);
     }
-    const beside = row.controls.map((path, i) => thumb(path, `control image ${i + 1} of ${row.file}`, row.seen));
-    if (row.mask) beside.push(thumb(row.mask, `mask of ${row.file}`, row.seen, true));
+    const beside = row.controls.map((control, i) => thumb(control, `control image ${i + 1} of ${row.file}`));
+    if (row.mask) beside.push(thumb(row.mask, `mask of ${row.file}`, true));
     return make("div", { class: "pictures" }, whole, ...(beside.length ? [make("div", { class: "beside-it" }, ...beside)] : []));
   }
 
@@ -139,8 +140,8 @@ function placed(each) {
   return make("p", { class: "bucket" }, `${each.original} → ${each.bucket}` + (cut ? `, ${cut}% cropped away` : ""));
 }
 
-/** @param {string} path @param {string} alt @param {string} seen @param {boolean} [mask] */
-function thumb(path, alt, seen, mask) {
-  const query = new URLSearchParams({ path, seen, side: "320", ...(mask ? { mask: "yes" } : {}) });
+/** @param {Seen} file @param {string} alt @param {boolean} [mask] */
+function thumb(file, alt, mask) {
+  const query = new URLSearchParams({ ...file, side: "320", ...(mask ? { mask: "yes" } : {}) });
   return make("img", { src: "/picture?" + query, alt, loading: "lazy" });
 }

@@ -175,7 +175,7 @@ async function baseChosen() {
 }
 
 async function findModels() {
-  const { models } = await ask("models", {});
+  const { models, note } = await ask("models", {});
   const hub = Object.values(schema.families).flatMap((family) => family.published);
   by("bases", HTMLElement).replaceChildren(...[...models.map((/** @type {any} */ each) => each.path), ...hub].map((value) => make("option", { value })));
   by("found", HTMLElement).replaceChildren(...models.slice(0, 12).map((/** @type {any} */ each) => {
@@ -183,7 +183,7 @@ async function findModels() {
     button.title = each.path;
     button.addEventListener("click", () => { input("base").value = each.path; baseChosen(); });
     return button;
-  }));
+  }), note && make("p", { class: "note" }, note));
 }
 
 // ---- another config: dropped, opened, or the example's
@@ -315,7 +315,7 @@ input("base").addEventListener("change", baseChosen);
 input("folder").addEventListener("change", () => (run.toml ? change("data.path", input("folder").value.trim()) : begin()));
 by("choose", HTMLElement).addEventListener("click", () => choosePlace(input("folder").value, (path) => { input("folder").value = path; input("folder").dispatchEvent(new Event("change")); }));
 for (const id of ["purpose", "card"]) by(id, HTMLElement).addEventListener("change", begin);
-input("name").addEventListener("change", begin);
+input("name").addEventListener("change", () => (run.toml && !run.family ? change("output.name", input("name").value.trim()) : begin()));
 input("path").addEventListener("input", () => { pathTouched = true; });
 select("device").addEventListener("change", plan);
 for (const id of ["find", "every"]) by(id, HTMLElement).addEventListener("input", refilter);
