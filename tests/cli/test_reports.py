@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import re
@@ -14,6 +15,7 @@ from flame_train.commands.output import Printable, show
 from flame_train.config.render import resolved
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.run.commands.describe import as_text
+from flame_train.run.finish.finish import encoder_files
 from flame_train.tools.lora_files import size_of
 
 MODULE = "lora_unet_output_blocks_8_0_skip_connection"
@@ -199,3 +201,9 @@ def test_a_table_shows_names_as_they_are(capsys):
     show({"runs": [{"name": "a :x: b", "prompt": "[red]<lora:x:1>[/red]"}]}, as_json=False)
     assert "a :x: b" in (said := capsys.readouterr().out)
     assert "[red]<lora:x:1>[/red]" in said
+
+
+def test_each_text_encoders_file_has_an_option_of_sample():
+    """A run that ended prints a command with them."""
+    assert set(encoder_files()) <= inspect.signature(cli.sample).parameters.keys()
+    assert {"clip", "t5", "qwen3", "mistral"} <= set(encoder_files())

@@ -82,3 +82,9 @@ def test_every_linear_layer_has_a_name_in_lora_files(arch, theirs, prefix, spell
     spelled = check.spelled_loras(lora_family(), ours, theirs, prefix, spell)
     check.check_lora(spelled, lora_family())
     assert lora_names_in(spelled).architecture.startswith("Flux.2-dev") == arch.guidance
+
+
+@pytest.mark.parametrize(("block", "dev"), [(3, False), (23, False), (24, True), (47, True)])
+def test_a_lora_whose_shapes_do_not_tell_is_kleins_unless_its_blocks_go_further(block, dev):
+    shapes = {f"lora_unet_single_blocks_{block}_linear2.lokr_w1": (4, 4)}
+    assert lora_names_in(shapes).architecture.startswith("Flux.2-dev") == dev

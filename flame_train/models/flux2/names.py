@@ -6,6 +6,7 @@ diffusers has one for each. The last modulation's rows are shift then scale here
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Final
@@ -115,11 +116,13 @@ def lora_family(depth: int = 8, single_depth: int = 48, guidance: bool = True) -
 
 
 def lora_names_in(shapes: Mapping[str, Shape]) -> LoraFamily:
-    """Returns the names of a LoRA file with these tensors: dev's, unless its layers are narrower."""
+    """Returns the names of a LoRA file with these tensors: klein's, unless a layer is as wide or as deep as dev's."""
     flat = {name.replace(".", "_"): shape for name, shape in shapes.items()}
-    klein = any(Width(_AS_WIDE, arch.width).fits(flat) for arch in (Flux2Arch.klein_4b(), Flux2Arch.klein_9b()))
-    return lora_family(8, 24, guidance=False) if klein else lora_family()
+    dev = not flat or Width(_AS_WIDE, Flux2Arch.dev().width).fits(flat) or any(_DEEP.search(name) for name in flat)
+    return lora_family() if dev else lora_family(8, 24, guidance=False)
 
+
+_DEEP: Final = re.compile(r"single_(transformer_)?blocks_(2[4-9]|[34]\d)_")  # klein has 24
 
 # layers that take the model's width
 _AS_WIDE: Final = r"blocks_\d+_((img|txt)_(attn_qkv|mlp_0)|linear1|attn_(to_qkv_mlp_proj|to_[qkv]|add_[qkv]_proj))"

@@ -33,7 +33,6 @@ _FOLDERS: Final = {
     "ComfyUI": "ComfyUI/models/loras, and load it with a Load LoRA node",
     "Forge": "stable-diffusion-webui-forge/models/Lora",
 }
-_ENCODERS: Final = ("clip", "clip_l", "clip_g", "t5", "t5_vocabulary", "qwen3", "mistral")
 
 
 def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples, batches: int) -> LoraWriter:
@@ -139,7 +138,7 @@ def _next(config: Config, family: str, lora: Path, device: str) -> list[str]:
         "--prediction": "" if model.prediction == "epsilon" else model.prediction,
         "--spacing": "" if sample.spacing == "auto" else sample.spacing,
         "--quantize": "" if model.quantize == "off" else model.quantize,
-        **{f"--{n.replace('_', '-')}": getattr(encoders, n) for n in _ENCODERS},
+        **{f"--{name.replace('_', '-')}": getattr(encoders, name) for name in encoder_files()},
         "--clip-skip": "" if (skipped := ClipKeys.of(encoders).clip_skip) == 1 else skipped,
         "--precision": "" if config.train.precision == "bf16" else config.train.precision,
         "--width": first.width or sample.width or side,
@@ -158,6 +157,12 @@ def _next(config: Config, family: str, lora: Path, device: str) -> list[str]:
         *(f"{program}: copy {lora.name} into {_FOLDERS[program]}" for program in programs),
         f"draw with it: {shlex.join(['flame-train', 'sample', *words])}",
     ]
+
+
+def encoder_files() -> list[str]:
+    """Lists the keys of `[text_encoders]` that name a file; `sample` has an option for each."""
+    paths = (path.partition(".") for path, key in keys().items() if key.place)
+    return [name for section, _, name in paths if section == "text_encoders"]
 
 
 def _best(folder: RunFolder) -> dict[str, Any]:
