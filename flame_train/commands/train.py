@@ -140,6 +140,27 @@ def reproduce(
     show(again(file, config, overrides or [], output, device, dry_run), as_json)
 
 
+@train_app.command(epilog="Example: flame-train ask runs/fox sample")
+def ask(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that goes on.")],
+    what: Annotated[
+        Literal["sample", "save", "stop"],
+        typer.Argument(metavar="sample|save|stop", help="A sample grid, a checkpoint, or to stop as Ctrl-C does."),
+    ],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Ask a run for samples or a checkpoint after its present step, or to stop; the result stays the same."""
+    from flame_train.disk.open_folder import OpenFolder
+    from flame_train.disk.preflight import disk_errors
+    from flame_train.io.requests import ask as asked
+
+    with disk_errors(run):
+        folder = OpenFolder.open(run)
+    with folder:
+        show({"run": str(run), "asked": what, "request": str(asked(folder, what))}, as_json)
+
+
 @train_app.command(epilog="Example: flame-train cache my.toml")
 def cache(
     file: ConfigFile = None,

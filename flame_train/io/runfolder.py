@@ -25,6 +25,7 @@ from flame_train.disk.preflight import could_make_folder, disk_errors, make_fold
 from flame_train.disk.system import NONBLOCK, lock
 from flame_train.errors import OutputError
 from flame_train.io import commit
+from flame_train.io.requests import Kind, Requests
 from flame_train.io.run_files import LARGEST, UNNAMED, Differences, examine, is_sample, refuse_links
 from flame_train.io.runlog import (
     FORMAT,
@@ -63,6 +64,7 @@ class RunFolder:
         self._open: OpenFolder | None = None
         self._lock: int | None = None
         self._log: LogFile | None = None
+        self._requests: Requests | None = None
         self._live: dict[str, Any] = {}  # further figures of the status
         self._told = -math.inf  # when the status was last written for a step
         self._grids: dict[str, bytes] = {}  # those the disk had no room for, by their names
@@ -92,6 +94,7 @@ class RunFolder:
 
     def _begin(self) -> None:
         """Writes the first file in a new run's folder."""
+        self._requests = Requests(self._held)
         self.write_status("running")
         raw = self._config.encode()
         write_atomically(self._held / "config.toml", [raw], len(raw))
@@ -279,6 +282,11 @@ class RunFolder:
         if time.monotonic() - self._told >= _LIVE_EVERY_S:
             self._told = time.monotonic()
             refresh_status(self._held, self._status("running", None))
+
+    def requests(self) -> set[Kind]:
+        """Takes what `flame-train ask` wants of the run now."""
+        assert self._requests is not None, "the run folder is not open"
+        return self._requests.take()
 
     def losses(self, count: int) -> list[float]:
         """Returns the finite losses of the last `count` steps in the log."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 import tomllib
 import traceback
@@ -33,6 +34,8 @@ from .trackers import TensorBoard, Tracker, Trackers, WeightsAndBiases
 _LOG = logging.getLogger(__name__)
 _PACKAGE: Final = str(Path(__file__).parents[1])
 _AGAIN = "run the same command to continue"
+_SAMPLE, _SAVE = 1 << 12, 1 << 13
+"""What `flame-train ask` wants: bits above the numbers of signals, with which processes tell each other of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +90,14 @@ def _train(run: Run) -> dict[str, Any]:
         for step in range(run.first + 1, (run.first if run.validation.over else steps) + 1):
             figures.push(step_once(step))
             fail_point("train.after_step")
+            asked = figures.asked()
             stopping = figures.stopping  # read once: a signal may come between any two lines
             measured = run.validation.is_due(step, run.epoch)
             if measured:
                 figures.flush(run.validation.at)
             saved = stopping or run.is_last(step) or run.checkpoint.is_due(step, run.epoch)
-            saved = saved or (measured and run.validation.is_best(step))
-            sampling = not stopping and run.sample.is_due(step, run.epoch)
+            saved = saved or (measured and run.validation.is_best(step)) or bool(asked & _SAVE)
+            sampling = not stopping and (run.sample.is_due(step, run.epoch) or bool(asked & _SAMPLE))
             if saved or sampling:
                 figures.flush()
             if saved:
@@ -174,12 +178,17 @@ class _Figures:
         self._run, self._console = run, console
         self._pending: _Pending | None = None
         self._ended = 0.0
-        self._signal = 0
+        self._signal = self._asked = 0
 
     @property
     def stopping(self) -> bool:
         """Whether a signal asks the run to stop: of several processes one that all know of, as of the last figures."""
         return self._signal != 0 if self._run.state.exchanged else self._run.session.stop.requested
+
+    def asked(self) -> int:
+        """Takes what is to be done after this step; of several processes what all of them know of."""
+        asked, self._asked = _take_requests(self._run) if self._run.state.exchanged is None else self._asked, 0
+        return asked
 
     def push(self, launched: _Pending) -> None:
         """Flushes the step before the one just launched."""
@@ -226,8 +235,21 @@ class _Figures:
 
     def merge_signals(self, signals: Iterable[int]) -> None:
         """Takes a signal that any of the processes got as its own; `signals` has their numbers, 0 for none."""
-        self._signal = max(signals)
+        told = [divmod(number, _SAMPLE) for number in signals]
+        self._signal = max(signal for _, signal in told)
+        self._asked |= max(asked for asked, _ in told) * _SAMPLE  # the leading process alone asks
         self._run.session.stop.signal_number = self._run.session.stop.signal_number or self._signal
+
+
+def _take_requests(run: Run) -> int:
+    """Takes what was asked of the run. Returns what is to be done after this step; a stop is a signal's."""
+    kinds = run.folder.requests() if run.leads else set()
+    for kind in sorted(kinds):
+        _LOG.info("asked to %s", kind)
+    if "stop" in kinds:
+        run.session.stop.signal_number = run.session.stop.signal_number or signal.SIGINT
+    grids = bool(run.sample.prompts) and run.sample.repeats
+    return (_SAMPLE if "sample" in kinds and grids else 0) | (_SAVE if "save" in kinds else 0)
 
 
 def _of_each(run: Run, figures: Mapping[str, float], name: str) -> list[float]:
@@ -294,7 +316,8 @@ class _Stepper:
         fail_point("train.before_update")
         inject_nan("train.gradient", run.state.optimizer.arena.grads)
         if run.state.exchanged is not None:
-            run.state.exchanged.put(run.session.stop.signal_number, waited, self._backend.memory().peak or 0)
+            asked = _take_requests(run)
+            run.state.exchanged.put(run.session.stop.signal_number + asked, waited, self._backend.memory().peak or 0)
             self._reduce()
         every = run.log.gradients_every
         gradients = self._norms.read() if every and step % every == 0 else {}

@@ -14,6 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
+from flame_train import cli
+
 from .conftest import MPIRUN, OPEN_MPI, Study
 
 STEPS = 50
@@ -90,11 +92,16 @@ def test_a_run_goes_on_with_another_number_of_processes(study):
     assert farthest(whole, runs.lora("moved")) < WITHIN
 
 
-def test_a_signal_to_one_process_saves_and_ends_all(study):
+def test_a_request_and_a_signal_to_one_process_reach_all(study):
     runs: Study = study("sdxl")
-    process = runs.start("signalled", 2, train__steps=400, checkpoint__every=100_000)
-    log = runs.folder / "signalled" / "log.jsonl"
+    grids = {"sample__every": 100_000, "sample__first": False, "sample__steps": 1, "sample__prompts": ["a", "b"]}
+    process = runs.start("signalled", 2, train__steps=400, checkpoint__every=100_000, **grids)
+    folder = runs.folder / "signalled"
+    log = folder / "log.jsonl"
     wait_for(lambda: log.exists() and log.stat().st_size > 0, process)
+    for kind in ("sample", "save"):
+        assert cli.run(["ask", str(folder), kind]) == 0
+    wait_for(lambda: list(folder.glob("samples/step-*.png")) and list(folder.glob("checkpoints/step-*")), process)
     os.kill(processes_of(process.pid)[-1], signal.SIGTERM)
     _, said = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, said
