@@ -36,6 +36,7 @@ _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _NAME: Final = re.compile(rf"({_HUB_ID.pattern})(?:/(.*\S))?", re.DOTALL)
 _BESIDE: Final = ("config.json", "adapter_config.json")  # settings of the weights in the same folder
 _FILES: Final = (".safetensors", ".gguf", ".json", ".model", ".txt")
+_NAMED: Final = 20  # files of a repository, in a message
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _SECRET: Final = re.compile(r"hf_\w+|Bearer [^\s'\"]+")
 _WANTED: Final = ("*.json", "*.safetensors", "*.txt", "*.model")
@@ -246,7 +247,7 @@ def _of_part(files: Sequence[str], inner: str) -> list[str]:
     """Picks the files that are read of a repository, or of its file or folder. FileNotFoundError where it has none."""
     within = [file for file in files if not inner or file == inner or file.startswith(f"{inner}/")]
     if not within:
-        near = [file for file in files if file.endswith(_FILES[:2])][:5]
+        near = [file for file in files if file.endswith(_FILES[:2])][:_NAMED]
         raise FileNotFoundError(f"it has no {inner}; weights in it are {', '.join(near) or 'none'}")
     if not _is_file(inner):
         return read_of(within)

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from flame_train.io.dtypes import Array
+from flame_train.io.dtypes import Array, widened
 
 Shape = tuple[int, ...]
 
@@ -128,7 +128,7 @@ class Source:
             case Op.LAST:
                 tensor = first[:, :, -1] if first.ndim == 5 else first
             case Op.SCALE:
-                tensor = first.astype(np.float32)
+                tensor = widened(first, np.float32)
                 tensor *= stored[1].astype(np.float32).reshape(())
         return tensor if self.shape is None else tensor.reshape(self.shape)
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from flame_train.io.dtypes import FLOAT_TAGS, Array
+from flame_train.io.dtypes import FLOAT_TAGS, Array, widened
 from flame_train.io.header import MAX_RANK
 from flame_train.io.json_values import json_tree, number, table, text, whole
 from flame_train.io.packed import Packed, Shape, refuse, said_in
@@ -99,7 +99,7 @@ def _fit(shape: tuple[int, ...], scales: tuple[int, ...]) -> bool:
 def _read(dtype: Any, group: int, parts: Sequence[Array]) -> Array:
     """Returns the weight in fp32. Files may keep fp8 as bytes."""
     stored, scale = parts
-    weight: Array = stored.view(dtype).astype(np.float32)
+    weight = widened(stored.view(dtype), np.float32)
     scale = scale.astype(np.float32)
     if scale.size == 1:
         weight *= scale.reshape(())

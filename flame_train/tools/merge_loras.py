@@ -18,6 +18,7 @@ from flame_train.adapters.nearest import Truncated, Truncation, nearest_to, trun
 from flame_train.adapters.together import summed
 from flame_train.disk.preflight import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError
+from flame_train.io.dtypes import widened
 from flame_train.io.hub import fetch_path
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weight_files import Weights
@@ -189,5 +190,4 @@ class _Base:
         source = self._sources.get(component, {}).get(f"{module}.weight")
         if source is None:
             raise ValueError(f"is not in {self._path}")
-        weight: Array = source.read(self._weights).astype(np.float32)
-        return weight
+        return widened(source.read(self._weights), np.float32)

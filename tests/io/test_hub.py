@@ -387,6 +387,14 @@ def test_a_hub_that_sends_no_parts_is_not_asked_for_all(store):
         placed_headers(FILES)
 
 
+def test_a_word_that_stands_for_a_file_is_answered_with_the_files(hub_with):
+    """As where a published adapter is one of eight runs."""
+    runs = [f"run-{i}/pytorch_lora_weights.safetensors" for i in range(8)]
+    hub_with([*runs, "README.md"])
+    with fetching(), pytest.raises(ModelFileError, match=f"it has no FILE; weights in it are {', '.join(runs)}\\)"):
+        path_of_setting("hf:owner/runs/FILE")
+
+
 @pytest.mark.parametrize("what", ["headers", "all"])
 def test_a_file_that_a_model_lacks_is_told(store, what):
     put(store.folder, model=WEIGHT)

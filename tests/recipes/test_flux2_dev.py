@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from pathlib import Path
 
 import ml_dtypes
@@ -13,6 +14,7 @@ from flame_train.engine.shape_run import H100, shape_run
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.flux2.names import lora_family
 from flame_train.models.registry import FAMILIES
+from flame_train.text_encoders.mistral.tokenizer import WORD
 from flame_train.tools.bench.models import find
 from tests.recipes.bases import (
     Train,
@@ -62,6 +64,10 @@ def test_a_base_in_comfyuis_eight_bits_trains_as_its_numbers_do(train: Train, ba
             text = json.dumps({"format": "float8_e4m3fn"}).encode()
             stored |= {f"{layer}.weight_scale": np.array(scale), f"{layer}.comfy_quant": np.frombuffer(text, np.uint8)}
             stored[f"{layer}.input_scale"] = np.array(1, np.float32)
+    bytes_alone = [{"rank": i, "token_bytes": b64encode(bytes([i])).decode()} for i in range(256)]
+    config = {"pattern": WORD, "default_vocab_size": 1256, "default_num_special_tokens": 1000}
+    vocabulary = json.dumps({"config": config, "vocab": bytes_alone}).encode()
+    stored["text_encoders.tekken_model"] = np.frombuffer(vocabulary, np.uint8)
     save_file(base.with_name("flux2_dev_fp8mixed.safetensors"), stored)
     save_file(base.with_name("plain.safetensors"), plain)
     mixed, same, int8 = (

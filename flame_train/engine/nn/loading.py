@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ...errors import ModelFileError, counted, kind_of
+from ...io.dtypes import widened
 from ..backend import Backend, get_backend
 from ..dtype import Array, DType, as_dtype, compute_dtype, float16, float32, is_float
 from ..ops.common.conditions import AT_MOST_FP32
@@ -296,4 +297,4 @@ def _read(source: WeightSource, name: str, what: str, spec: ParamSpec) -> np.nda
 
 def _widened(host: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, Any]:
     """Returns `host` in `target` if it is fp8, which CuPy has no dtype for."""
-    return host.astype(target) if is_float(host.dtype) and host.dtype.itemsize == 1 else host
+    return widened(host, target) if is_float(host.dtype) and host.dtype.itemsize == 1 else host

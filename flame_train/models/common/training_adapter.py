@@ -22,6 +22,7 @@ from flame_train.adapters.kinds import Factors
 from flame_train.engine.dtype import is_float
 from flame_train.errors import ModelFileError
 from flame_train.io.digests import Digests
+from flame_train.io.dtypes import widened
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weight_files import StoredNf4, Weights
 from flame_train.io.weights import open_weights
@@ -87,7 +88,7 @@ class _Updated(Unchanged):
         return self._sums.pop(name).result()
 
     def _sum(self, name: str, stored: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        wide = stored.astype(np.float32)
+        wide = widened(stored, np.float32)
         total = wide + self._factors[name].delta(wide, self._strength)
         keeps_dtype = stored.dtype.itemsize >= 2 and is_float(stored.dtype)
         return total.astype(stored.dtype) if keeps_dtype else total

@@ -15,7 +15,6 @@ from flame_train.data.padding import Padding, Paddings
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, int32
-from flame_train.errors import ModelFileError
 from flame_train.networks.block_network import BlockNetwork
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.part import Part
@@ -23,7 +22,8 @@ from flame_train.settings import field
 from flame_train.text_encoders.encoder import EncoderKeys, Opening, TextEncoder, TokenRow, tokenizer_places
 from flame_train.text_encoders.mistral.names import mistral_part
 from flame_train.text_encoders.mistral.network import TAPS, Mistral
-from flame_train.text_encoders.mistral.tokenizer import TekkenTokenizer, find_tekken
+from flame_train.text_encoders.mistral.tekken_file import find_tekken
+from flame_train.text_encoders.mistral.tokenizer import TekkenTokenizer
 
 _AT_ONCE: Final = 32768  # tokens of all captions for which the layers are read once
 _UNIT: Final = 32  # rows, of which the longest caption of a batch has a multiple
@@ -71,15 +71,8 @@ class MistralEncoder(TextEncoder):
 
     @cached_property
     def tokenizer(self) -> TekkenTokenizer:
-        """The published one; for an embedding of other rows the `tokenizer.json` beside it. Raises ModelFileError."""
-        rows = self._network.arch.vocabulary
-        tokenizer = TekkenTokenizer(find_tekken(self.places, rows))
-        if tokenizer.path is not None and tokenizer.rows > rows:
-            raise ModelFileError(
-                f"{tokenizer.path}: has {tokenizer.rows} tokens, more than the {rows} rows of the encoder's embedding; "
-                "it is of another model, fetch the encoder's own"
-            )
-        return tokenizer
+        """The one that comes with the encoder, or the published one. Raises ModelFileError."""
+        return find_tekken(self.part.path, self.places, self._network.arch.vocabulary)
 
     @property
     def _network(self) -> Mistral:

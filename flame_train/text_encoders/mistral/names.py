@@ -2,7 +2,7 @@
 
 Stand-alone files of ComfyUI have `model.` and 30 layers, its checkpoints `text_encoders.mistral3_24b.transformer.`.
 Folders have `language_model.model.` or `model.language_model.` and all 40. What stands behind the layers that are used
-plays no part, nor what sees images, nor what ComfyUI's files have as vocabulary.
+plays no part, nor what sees images. What ComfyUI's files have as vocabulary is read by `tekken_file.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAYERS_BEHIND: Final = "|".join(f"{number}" for number in range(TAPS[-1], 100))
 _EXTRAS: Final = re.compile(rf"scaled_fp8|norm\.weight|.*\.scale_input|layers\.({_LAYERS_BEHIND})\..*")
 ELSEWHERE: Final = re.compile(
     r"text_encoder/(model\.)?(vision_tower|multi_modal_projector)\..*|text_encoder/(language_model\.)?lm_head\.weight"
-    r"|text_encoders\.mistral3_24b\.(?!transformer\.model\.).*"
+    r"|text_encoders\.mistral3_24b\.(?!transformer\.model\.).*|text_encoders\.tekken_model"
 )
 """What lies beside it in a checkpoint or folder, and plays no part."""
 

@@ -7,33 +7,31 @@ from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flame_train.errors import ModelFileError
-from flame_train.text_encoders.qwen3.tokenizer import BytePairs, tokenizer_file
+from flame_train.text_encoders.qwen3.tokenizer import BytePairs
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PUBLISHED_ROWS: Final = 131072
-"""The rows of the embedding: the special tokens', and one a rank."""
-SPECIAL_ROWS: Final = 1000
-"""The first ids, which are of special tokens."""
 BYTES: Final = 256
 """The first ranks, which are of single bytes."""
-_NAMED: Final = {
+SPECIAL_ROWS: Final = 1000
+"""The first ids of the published vocabulary, which are of special tokens."""
+NAMED: Final = {
     **{"<unk>": 0, "<s>": 1, "</s>": 2, "[INST]": 3, "[/INST]": 4, "[IMG]": 10, "<pad>": 11},
     **{"[SYSTEM_PROMPT]": 17, "[/SYSTEM_PROMPT]": 18},
 }
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _BEFORE: Final = r"[^\r\n\p{L}\p{N}]?"
-_WORD: Final = (
+WORD: Final = (
     rf"{_BEFORE}[{_UPPER}]*[{_LOWER}]+|{_BEFORE}[{_UPPER}]+[{_LOWER}]*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+"""The pattern of a word in the published vocabulary."""
 
 
 class TekkenTokenizer(BytePairs):
@@ -48,51 +46,49 @@ class TekkenTokenizer(BytePairs):
         return _published()
 
 
-def find_tekken(places: Iterable[Path], rows: int) -> Path | None:
-    """Returns None, the published vocabulary, for an encoder whose embedding has its rows.
-
-    For others it is the `tokenizer.json` in or beside one of `places`. Raises ModelFileError where there is none.
-    """
-    if rows == PUBLISHED_ROWS:
-        return None
-    file = tokenizer_file(places)
-    if file is None:
-        raise ModelFileError(
-            f"Mistral's vocabulary: expected a tokenizer.json beside an encoder of {rows} rows, which has not the "
-            f"{PUBLISHED_ROWS} of the published vocabulary; put it into the folder of the checkpoint or of "
-            "text_encoders.mistral"
-        )
-    return file
-
-
 def bytes_alone() -> str:
     """Returns a `tokenizer.json` without merges: the special tokens, and one a byte. For small models."""
-    return str(_made([bytes([byte]) for byte in range(BYTES)]).to_str())
+    return str(made([bytes([byte]) for byte in range(BYTES)]).to_str())
 
 
 @lru_cache(maxsize=1)
 def _published() -> Tokenizer:
+    return made(published_tokens())
+
+
+def published_tokens() -> Sequence[bytes]:
+    """Returns the published tokens by rank."""
     lines = gzip.decompress(TekkenTokenizer.shipped.read_bytes()).split()
-    return _made([base64.b64decode(line) for line in lines])
+    return [base64.b64decode(line) for line in lines]
 
 
-def _made(tokens: list[bytes]) -> Tokenizer:
+def made(
+    tokens: Sequence[bytes], named: Mapping[str, int] = NAMED, special: int = SPECIAL_ROWS, pattern: str = WORD
+) -> Tokenizer:
+    """Returns the tokenizer of a vocabulary.
+
+    Args:
+        tokens: by rank; the first are the bytes.
+        named: the ids of special tokens that are never cut.
+        special: how many ids come before that of the first rank.
+        pattern: of a word, beyond which no token reaches.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
-    names = {number: name for name, number in _NAMED.items()}
-    special = {names.get(number, f"<SPECIAL_{number}>"): number for number in range(SPECIAL_ROWS)}
+    names = {number: name for name, number in named.items()}
+    unnamed = {names.get(number, f"<SPECIAL_{number}>"): number for number in range(special)}
     spelled = [_spelled(token) for token in tokens]
-    vocabulary = special | {name: SPECIAL_ROWS + rank for rank, name in enumerate(spelled)}
+    vocabulary = unnamed | {name: special + rank for rank, name in enumerate(spelled)}
     tokenizer = Tokenizer(models.BPE(vocabulary, _merges(spelled)))
-    words = pre_tokenizers.Split(Regex(_WORD), "isolated")
+    words = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in _NAMED])
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in named])
     return tokenizer
 
 
-def _merges(tokens: list[str]) -> list[tuple[str, str]]:
+def _merges(tokens: Sequence[str]) -> list[tuple[str, str]]:
     """Returns for each token every pair of tokens that makes it, by rank: of the token, of the left, of the right."""
     ranks, merges = {token: rank for rank, token in enumerate(tokens)}, list[tuple[str, str]]()
     for token in tokens[BYTES:]:

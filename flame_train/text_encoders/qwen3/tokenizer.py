@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -41,7 +41,8 @@ _WORD: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _FOLDERS: Final = ("tokenizer", "processor", "")
-_MAX_BYTES: Final = 100_000_000
+MAX_BYTES: Final = 100_000_000
+"""Of a vocabulary's file."""
 
 
 class BytePairs(ABC):
@@ -92,7 +93,7 @@ class BytePairs(ABC):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the vocabulary's file, on which a cached text embedding depends besides its model."""
-        return hashlib.sha256(_bytes_of(self.path or self.shipped)).hexdigest()
+        return hashlib.sha256(bytes_of(self.path or self.shipped)).hexdigest()
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -113,9 +114,13 @@ class QwenTokenizer(BytePairs):
 
 def tokenizer_file(places: Iterable[Path]) -> Path | None:
     """Returns the `tokenizer.json` in or beside the first of `places` that has one; each is a checkpoint or folder."""
-    folders = [place if place.is_dir() else place.parent for place in places]
-    files = [folder / name / "tokenizer.json" for folder in folders for name in _FOLDERS]
-    return next((path for path in files if path.is_file() and _is_bpe(path)), None)
+    return next((path for path in beside(places, "tokenizer.json") if _is_bpe(path)), None)
+
+
+def beside(places: Iterable[Path], file: str) -> Iterator[Path]:
+    """Yields the files of a name in or beside `places`, in their order."""
+    folders = (place if place.is_dir() else place.parent for place in places)
+    yield from (path for folder in folders for name in _FOLDERS if (path := folder / name / file).is_file())
 
 
 def find_tokenizer(places: Iterable[Path], option: str, rows: int) -> Path | None:
@@ -161,7 +166,7 @@ def _made(merges: list[tuple[str, str]]) -> Tokenizer:
 def _read(path: Path, owner: str, pad_token: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    raw = _bytes_of(path)
+    raw = bytes_of(path)
     try:
         kind = json.loads(raw)["model"]["type"]
         if kind != "BPE":
@@ -176,10 +181,11 @@ def _read(path: Path, owner: str, pad_token: str) -> Tokenizer:
     return tokenizer
 
 
-def _bytes_of(path: Path) -> bytes:
+def bytes_of(path: Path) -> bytes:
+    """Returns the bytes of a vocabulary's file. Raises ModelFileError for one too large, or not to be read."""
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ModelFileError(f"{path}: is over {_MAX_BYTES} bytes, too large for a tokenizer.json")
+        if path.stat().st_size > MAX_BYTES:
+            raise ModelFileError(f"{path}: is over {MAX_BYTES} bytes, too large for a vocabulary")
         return path.read_bytes()
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -188,6 +194,6 @@ def _bytes_of(path: Path) -> bytes:
 def _is_bpe(path: Path) -> bool:
     """Tells it from T5 and CLIP, which have a tokenizer.json too."""
     try:
-        return bool(json.loads(_bytes_of(path))["model"]["type"] == "BPE")
+        return bool(json.loads(bytes_of(path))["model"]["type"] == "BPE")
     except (ValueError, KeyError, TypeError, RecursionError):
         return False

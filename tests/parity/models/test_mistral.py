@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,7 +17,8 @@ from flame_train.models.common.family import Opening
 from flame_train.text_encoders.mistral.encoder import MistralEncoder, behind_padding
 from flame_train.text_encoders.mistral.names import mistral_part
 from flame_train.text_encoders.mistral.network import TAPS, Mistral, MistralArch
-from flame_train.text_encoders.mistral.tokenizer import TekkenTokenizer, bytes_alone
+from flame_train.text_encoders.mistral.tekken_file import find_tekken, tekken_of
+from flame_train.text_encoders.mistral.tokenizer import NAMED, WORD, TekkenTokenizer, bytes_alone, published_tokens
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -68,6 +72,70 @@ def test_token_ids_of_the_published_vocabulary():
     ids = tokenizer.encode(f"<s>[SYSTEM_PROMPT]{SAID}[/SYSTEM_PROMPT][INST]a lovely cat[/INST]")
     assert tuple(ids) == A_LOVELY_CAT
     assert (tokenizer.pad, tokenizer.rows) == (11, 131072)
+
+
+def tekken_json(tokens=3000, special=100, listed=True):
+    entries = [
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+        for rank, token in enumerate(published_tokens()[: tokens + 5])
+    ]
+    config = {"pattern": WORD, "default_vocab_size": tokens + special, "default_num_special_tokens": special}
+    numbers = {number: name for name, number in NAMED.items()}
+    listed_ones = [{"rank": i, "token_str": numbers.get(i, f"[{i}]"), "is_control": True} for i in range(20)]
+    return {"config": config, "vocab": entries} | ({"special_tokens": listed_ones} if listed else {})
+
+
+def test_the_vocabulary_of_a_tekken_json(tmp_path):
+    """Beside the encoder, or as bytes in its file, which comes first; transformers' converter makes the same ids."""
+    from transformers.integrations.mistral.tokenizer import MistralConverter
+
+    beside, inside, encoder = tmp_path / "tekken.json", tmp_path / "inside.json", tmp_path / "x.safetensors"
+    beside.write_text(json.dumps(tekken_json()))
+    inside.write_text(json.dumps(tekken_json(2000, 30)))
+    save_file(encoder, {"model.norm.weight": np.zeros(2, np.float32)})
+    texts = (SAID, "кошка на крыше, 猫が屋根の上に\n\n  1234 ", "[INST]a[/INST]<pad>", "")
+    for file, rows in ((beside, 3100), (inside, 2030)):
+        if file is inside:
+            tensor = np.frombuffer(file.read_bytes(), np.uint8)
+            save_file(encoder, {"model.norm.weight": np.zeros(2, np.float32), "text_encoders.tekken_model": tensor})
+        twin, found = MistralConverter(str(file)).converted(), find_tekken(encoder, [encoder], rows)
+        assert [found.encode(text) for text in texts] == [twin.encode(text).ids for text in texts]
+        assert (found.rows, found.pad) == (rows, 11)
+        assert found.fingerprint != TekkenTokenizer().fingerprint
+        with pytest.raises(ModelFileError, match=rf"has {rows} tokens, more than the {rows - 1} rows of the encoder"):
+            find_tekken(encoder, [encoder], rows - 1)
+
+
+def test_the_published_vocabulary_as_a_file_is_the_published_one():
+    """An old version, which does not list its special tokens: caches keep the name they have."""
+    read = tekken_of(json.dumps(tekken_json(130072, 1000, listed=False)).encode(), "tekken.json")
+    assert type(read) is TekkenTokenizer
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda raw: raw[:-30], "it has no config"),
+        (lambda raw: b"[]", "it has no config"),
+        (lambda raw: raw.replace(b'"default_vocab_size": 3100', b'"default_vocab_size": 3200'), "it has 3005 tokens, "),
+        (lambda raw: raw.replace(b'"rank": 300,', b'"rank": 301,'), "of rank 300 at its place"),
+        (lambda raw: raw.replace(b'"AQ=="', b'"A?=="'), "base64"),
+        (lambda raw: raw.replace(b'"AQ=="', b'"AA=="'), "a token is there twice"),
+        (lambda raw: raw.replace(b'"[/INST]"', b'"[/inst]"'), r"it has no place of its own for \[/INST\]"),
+        (lambda raw: raw.replace(b'"pattern": "', b'"pattern": "('), "."),
+    ],
+)
+def test_a_damaged_vocabulary_is_refused_by_name(tmp_path, change, reason):
+    raw, encoder = change(json.dumps(tekken_json()).encode()), tmp_path / "x.safetensors"
+    (tmp_path / "tekken.json").write_bytes(raw)
+    with pytest.raises(ModelFileError, match=rf"tekken\.json: not a tekken\.json of Mistral \(.*({reason})"):
+        find_tekken(encoder, [encoder], 131072)
+    save_file(encoder, {"tekken_model": np.frombuffer(raw, np.uint8)})
+    with pytest.raises(ModelFileError, match=rf"x\.safetensors: tekken_model: not a .*({reason})"):
+        find_tekken(encoder, [encoder], 131072)
+    save_file(encoder, {"tekken_model": np.zeros(3, np.float32)})
+    with pytest.raises(ModelFileError, match=r"x\.safetensors: tekken_model: expected at most .* found 12 of F32"):
+        find_tekken(encoder, [encoder], 131072)
 
 
 def test_captions_with_padding_before_them_as_the_denoiser_sees_it(pair, off, tmp_path):
