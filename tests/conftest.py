@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -85,12 +86,20 @@ def small_base() -> Path:
     return SMALL_SDXL
 
 
-@pytest.fixture
-def drawn(tmp_path: Path) -> Path:
-    """A folder of its own with twelve drawings and their captions, half of them square."""
+@pytest.fixture(scope="session")
+def drawings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve drawings and their captions, half of them square. Not to be written to."""
     from flame_train.quickstart.drawings import write_images
 
-    write_images(tmp_path / "images", 12, 1)
+    folder = tmp_path_factory.mktemp("drawings")
+    write_images(folder, 12, 1)
+    return folder
+
+
+@pytest.fixture
+def drawn(drawings: Path, tmp_path: Path) -> Path:
+    """A folder of its own with the drawings."""
+    shutil.copytree(drawings, tmp_path / "images")
     return tmp_path / "images"
 
 

@@ -52,6 +52,7 @@ def trainer(base: Path, images: Path, folder: Path, tokens: str = "", bucket_ste
     config = folder / "config.toml"
     config.write_text(
         f'[model]\ncheckpoint = "{base}"\n[text_encoders]\n{tokens}\n[data]\npath = "{images}"\nresolution = 64\n'
+        f'cache = "{base.parent / "encoded"}"\n'
         f"bucket_step = {bucket_step}\nbatch_size = 2\n[lora]\nrank = 2\nalpha = 2.0\n"
         'targets = ["full"]\n[train]\nsteps = 4\nprecision = "fp32"\n[checkpoint]\nevery = 2\n'
         '[sample]\nevery = 4\nprompts = ["a red circle"]\nsteps = 2\n[output]\n'
@@ -71,6 +72,13 @@ def short(train: Train, folder: Path, *settings: str) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
+def lose_end(run: Path) -> None:
+    """Leaves of a finished run what it had before its last checkpoint: started again, it goes on from there."""
+    shutil.rmtree(max((run / "checkpoints").glob("step-*")))
+    for path in run.glob("lora*.safetensors"):
+        path.unlink()
+
+
 def check_continuation(train: Train, run: Path, names: LoraFamily, layers: int, denoiser: str = "transformer") -> None:
     """A run whose end is lost continues to the same bytes, and both formats of its file are the same LoRA.
 
@@ -87,9 +95,7 @@ def check_continuation(train: Train, run: Path, names: LoraFamily, layers: int, 
     one, other = (from_file(path, names).state[denoiser] for path in found)
     assert one.keys() == other.keys()
     assert len(one) == layers
-    shutil.rmtree(last)
-    for path in found:
-        path.unlink()
+    lose_end(run)
     assert train() == 0
     assert (last / "lora.safetensors").read_bytes() == whole
 
@@ -120,8 +126,9 @@ def check_separate_files(
     save_file(folder / "whole.safetensors", arrays | {f"model.diffusion_model.{n}": a for n, a in rounded.items()})
     write_vocabulary(folder, qwen=key == "qwen3", mistral=key == "mistral")
     named = [f"model.vae={base}", f"text_encoders.{key}={folder / 'text.safetensors'}"]
+    cache = f"data.cache={folder / 'encoded'}"  # the separate files are to be used for the captions, too
     losses = [
-        short(train, folder / f"run-{file}", f"model.checkpoint={folder / file}", *more)
+        short(train, folder / f"run-{file}", f"model.checkpoint={folder / file}", cache, *more)
         for file, more in (("apart.safetensors", named), ("whole.safetensors", []))
     ]
     assert losses[0] == losses[1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -86,22 +88,43 @@ def trained_base() -> None:
     """Tests that ask for it train the small SDXL of the package, for what it learned or its sizes."""
 
 
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a family's small base, made once; by another name that of SDXL, `tiny`. Not to be written to."""
+
+    @cache
+    def made(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        if name == "tiny":
+            write_tiny_sdxl(folder / "base.safetensors", 3)
+        else:
+            FAMILIES[name].write_small_base(folder, 3)
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache for runs on the same drawings: what one has encoded, others of the same model find."""
+    return tmp_path_factory.mktemp("encoded")
+
+
 @pytest.fixture
-def train_small(drawn: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., int]:
+def train_small(
+    drawn: Path, tmp_path: Path, request: pytest.FixtureRequest, small_model: Callable[[str], Path], encoded: Path
+) -> Callable[..., int]:
     """Trains a small model of any family on drawn images, as the settings say."""
 
     def train(family: str, *settings: str) -> int:
         base = tmp_path / family
         if not base.exists():
-            base.mkdir()
-            if family == "sdxl" and "trained_base" not in request.fixturenames:
-                write_tiny_sdxl(base / "base.safetensors", 3)
-            else:
-                FAMILIES[family].write_small_base(base, 3)
+            tiny = family == "sdxl" and "trained_base" not in request.fixturenames
+            shutil.copytree(small_model("tiny" if tiny else family), base)
             (base / "config.toml").write_text(
                 f'[model]\ncheckpoint = "{base / "base.safetensors"}"\n[data]\npath = "{drawn}"\nresolution = 64\n'
-                "bucket_step = 32\nbatch_size = 2\n[lora]\nrank = 2\nalpha = 2.0\n[train]\nsteps = 3\n"
-                'precision = "fp32"\n'
+                f'cache = "{encoded}"\nbucket_step = 32\nbatch_size = 2\n[lora]\nrank = 2\nalpha = 2.0\n'
+                '[train]\nsteps = 3\nprecision = "fp32"\n'
             )
         return cli.run([f"{family}-lora", "--config", str(base / "config.toml"), "--device", "cpu", *settings])
 

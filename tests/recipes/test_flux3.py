@@ -86,9 +86,10 @@ def test_the_cache_keeps_whole_windows_in_bf16(train: Train, drawn: Path, tmp_pa
 def test_a_run_is_looked_at_with_the_distilled_one(train: Train, distilled: Path, tmp_path: Path) -> None:
     """In 16 steps without guidance, each of which it is told; what is trained is the same."""
     grids, states = [], []
-    for name, model in (("base", ""), ("few", distilled)):
+    for name, model, steps in (("base", "", 2), ("few", distilled, 0)):
         run = tmp_path / name
-        asked = f"output.dir={run}", "train.steps=2", "sample.every=2", "sample.steps=0", f"sample.model={model}"
+        asked = f"output.dir={run}", "train.steps=2", "sample.every=2", f"sample.steps={steps}", "sample.first=false"
+        asked = *asked, f"sample.model={model}"
         assert train(*options(*asked)) == 0
         grids.append((run / "samples" / "step-000002.png").read_bytes())
         states.append((run / "checkpoints" / "step-000002" / "optimizer.safetensors").read_bytes())
@@ -103,7 +104,7 @@ def test_the_distilled_one_is_trained_with_an_adapter_and_drawn_without(
     layer, normal = "diffusion_model.single_blocks.0.q_proj", np.random.default_rng(0).standard_normal
     shapes = {f"{layer}.lora_A.weight": (2, 64), f"{layer}.lora_B.weight": (64, 2)}
     save_file(tmp_path / "lora.safetensors", {name: normal(s).astype(np.float32) for name, s in shapes.items()})
-    drawn = "train.steps=2", "sample.every=2", "sample.steps=0"
+    drawn = "train.steps=1", "sample.every=2", "sample.steps=2"
     adapted = f"model.checkpoint={distilled}", f"model.training_adapter={tmp_path / 'lora.safetensors'}"
     for name, asked in (("base", (f"sample.model={distilled}",)), ("distilled", adapted)):
         assert train(*options(*drawn, *asked, f"output.dir={tmp_path / name}")) == 0

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from flame_train.engine.optim.transform import shown_by
-from flame_train.io.safetensors import SafetensorsFile
 from flame_train.optimizers import OPTIMIZERS
+from tests.recipes.bases import lose_end
+from tests.recipes.test_losses_and_noise import lora, settings
 
 IN_CI = ("schedule_free_adamw", "prodigy")  # one that keeps other weights for drawing, and one that finds its rate
 CASES = [("sdxl", name) for name in OPTIMIZERS] + [
@@ -22,34 +22,27 @@ CASES = [("sdxl", name) for name in OPTIMIZERS] + [
 ]
 
 
-def lora(folder: Path) -> dict[str, bytes]:
-    with SafetensorsFile(folder / "lora.safetensors") as file:
-        return {name: np.asarray(file.read(name)).tobytes() for name in file.names}
-
-
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_a_run_continues_to_the_bit(
     family: str, name: str, train_small: Callable[..., int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     finds = OPTIMIZERS[name].finds_rate
 
-    def run(folder: str, steps: int) -> Path:
-        keys = {
-            "output.dir": str(tmp_path / folder),
-            "train.steps": str(steps),
-            "schedule.name": "constant",
-            "optimizer.name": name,
-            "optimizer.lr": "1.0" if finds else "0.001",
-            "optimizer.lora_plus_ratio": "4.0",
-            "lora.targets": "['full']",
-        }
-        assert train_small(family, *(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))) == 0
-        return tmp_path / folder
-
-    whole = run("whole", 3)
-    run("parts", 2)
-    assert lora(run("parts", 3)) == lora(whole)
-    log = [json.loads(line) for line in (whole / "log.jsonl").read_text().splitlines()]
+    run = tmp_path / "run"
+    keys = {
+        "output.dir": str(run),
+        "checkpoint.every": "2",
+        "schedule.name": "constant",
+        "optimizer.name": name,
+        "optimizer.lr": "1.0" if finds else "0.001",
+        "optimizer.lora_plus_ratio": "4.0",
+        "lora.targets": "['full']",
+    }
+    assert train_small(family, *settings(keys)) == 0
+    whole, log = lora(run), [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    lose_end(run)
+    assert train_small(family, *settings(keys)) == 0
+    assert lora(run) == whole
     assert len(log) == 3
     shown = shown_by(OPTIMIZERS[name]().rule())
     assert all(set(shown) <= line.keys() for line in log)
@@ -68,6 +61,5 @@ def test_a_rate_of_another_kind_of_optimizer_is_noticed(
     name: str, rate: str, told: str, train_small: Callable[..., int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = {"output.dir": str(tmp_path / "run"), "optimizer.name": name, "optimizer.lr": rate}
-    settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-    assert train_small("sdxl", *settings, "--dry-run") == 0
+    assert train_small("sdxl", *settings(keys), "--dry-run") == 0
     assert told in caplog.text

@@ -19,15 +19,8 @@ from flame_train.io.safetensors import SafetensorsFile
 from flame_train.models.common.family import Opening
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from flame_train.models.sdxl.family import SdxlFlowModel
-
-
-def settings(keys: dict[str, str]) -> list[str]:
-    return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-
-
-def lora(folder: Path) -> dict[str, bytes]:
-    with SafetensorsFile(folder / "lora.safetensors") as file:
-        return {name: np.asarray(file.read(name)).tobytes() for name in file.names}
+from tests.recipes.bases import lose_end
+from tests.recipes.test_losses_and_noise import lora, settings
 
 
 def opened(small_base: Path) -> SdxlFlowModel:
@@ -77,24 +70,24 @@ def test_a_run_continues_to_the_bit_with_every_choice(train_small: Callable[...,
         "loss.min_timestep": "100",
         "loss.pyramid_noise": "3",
         "schedule.name": "constant",
+        "checkpoint.every": "2",
         "sample.every": "2",
         "sample.prompts": "['a red circle']",
         "sample.steps": "2",
     }
 
-    def run(name: str, steps: int, **more: str) -> Path:
-        place = {"output.dir": str(tmp_path / name), "train.steps": str(steps)}
-        assert train_small("sdxl", *settings(keys | place | more)) == 0
-        return tmp_path / name
-
-    whole = run("whole", 4)
-    run("parts", 2)
-    assert lora(run("parts", 4)) == lora(whole)
-    losses = [json.loads(line)["loss"] for line in (whole / "log.jsonl").read_text().splitlines()]
-    assert len(losses) == 4
+    run = tmp_path / "run"
+    asked = settings(keys | {"output.dir": str(run)})
+    assert train_small("sdxl", *asked) == 0
+    whole = lora(run)
+    losses = [json.loads(line)["loss"] for line in (run / "log.jsonl").read_text().splitlines()]
+    assert len(losses) == 3
     assert np.isfinite(losses).all()
-    with SafetensorsFile(whole / "lora.safetensors") as file:
+    with SafetensorsFile(run / "lora.safetensors") as file:
         assert "flow" in file.metadata.values()
+    lose_end(run)
+    assert train_small("sdxl", *asked) == 0
+    assert lora(run) == whole
 
 
 def test_images_are_drawn_by_its_command(small_base: Path, tmp_path: Path) -> None:

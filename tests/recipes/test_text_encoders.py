@@ -19,6 +19,7 @@ from flame_train.run.encode.encode import encode
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.training.session import Session, StopRequest
+from tests.recipes.bases import lose_end
 from tests.recipes.test_losses_and_noise import lora, settings
 
 pytestmark = pytest.mark.bytes
@@ -64,16 +65,21 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("family", ALL)
-def test_a_run_continues_to_the_bit_and_begins_as_one_with_cached_captions(family: str, run: Run) -> None:
+def test_a_run_continues_to_the_bit_and_begins_as_one_with_cached_captions(
+    family: str, run: Run, tmp_path: Path
+) -> None:
     """In the first step no adapter changes anything yet, so that the loss tells the encoders' arrays apart."""
     keys = trained(*ALL[family])
     dropped = {"data.caption_dropout": "0.3", "text_encoders.clip_l_dropout": "0.3", "lora.dropout": "0.2"}
     varied = {"captions.shuffle": "true", "captions.tag_dropout": "0.3"}
-    whole = run(family, "whole", keys | dropped | varied)
-    run(family, "parts", keys | dropped | varied, 2)
-    assert lora(run(family, "parts", keys | dropped | varied)) == lora(whole)
-    cached = run(family, "cached", dropped)
-    assert losses(run(family, "plain", keys | dropped))[0] == pytest.approx(losses(cached)[0], rel=1e-5)
+    all_of_it = keys | dropped | varied | {"checkpoint.every": "2"}
+    whole = lora(run(family, "parts", all_of_it))
+    lose_end(tmp_path / "parts")
+    assert lora(run(family, "parts", all_of_it)) == whole
+    cached, plain = (
+        losses(run(family, name, more, 1)) for name, more in (("cached", dropped), ("plain", keys | dropped))
+    )
+    assert plain == pytest.approx(cached, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)

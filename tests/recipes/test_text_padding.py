@@ -25,12 +25,12 @@ Encode = Callable[..., tuple[Plan, Encoded]]
 
 
 @pytest.fixture
-def run(base: Path, family: str, drawn: Path) -> Encode:
+def run(base: Path, family: str, drawn: Path, encoded: Path) -> Encode:
     def run(padding: str, tokens: int = LENGTH) -> tuple[Plan, Encoded]:
         config = Config(
             model=ModelSection(checkpoint=str(base)),
             text_encoders=TextEncodersSection(t5_tokens=tokens, t5_padding=padding),
-            data=DataSection(path=str(drawn), resolution=64, bucket_step=32),
+            data=DataSection(path=str(drawn), resolution=64, bucket_step=32, cache=str(encoded)),
             sample=SampleSection(every=0),
             train=TrainSection(precision="fp32"),
             output=OutputSection(dir=f"{drawn}-run"),
