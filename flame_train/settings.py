@@ -57,8 +57,8 @@ def field(
 
 
 def one_or_several(value: Any) -> Any:
-    """Takes a string where several are expected as the only one, and a list as a tuple; a validator."""
-    if isinstance(value, str):
+    """Takes a string or number where several are expected as the only one, and a list as a tuple; a validator."""
+    if isinstance(value, str | int):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
 

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from flame_train.config.parse import KeyPath, parse
 from flame_train.data.caption_formats import hidden
+from flame_train.data.clips import MAX_FRAMES
 from flame_train.data.file_reading import read_bytes
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.errors import ConfigError, DataError
@@ -145,6 +146,7 @@ FLAGS: dict[str, tuple[str, Callable[[str], Value], str]] = {
     "l": ("guidance_scale", float, "a number"),
     "g": ("guidance_scale", float, "a number"),
     "ss": ("sampler", str, "a sampler"),
+    "f": ("frames", int, "a whole number"),
     "am": ("strength", float, "a number"),
     "ci": ("control", str, "a file"),
 }
@@ -229,6 +231,7 @@ class Prompt(Section):
     seed: int | None = field(None, "seed", ge=0, le=2**63 - 1)
     width: int | None = field(None, "image width", ge=8, le=8192, multiple_of=8)
     height: int | None = field(None, "image height", ge=8, le=8192, multiple_of=8)
+    frames: int | None = field(None, "frames; more than one make a clip", ge=1, le=MAX_FRAMES)
     steps: int | None = field(None, "sampler steps", ge=1, le=1000)
     guidance_scale: float | None = field(None, "guidance scale", ge=1, le=1000)
     sampler: str | None = field(None, "sampler")

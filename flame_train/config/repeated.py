@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from flame_train.config.prompts import Prompt
+from flame_train.data.clips import MAX_FRAMES
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.settings import Section, choices, field, one_or_several
 
@@ -141,6 +142,19 @@ class SampleSection(Repeated):
         le=8192,
         multiple_of=8,
         free=True,
+    )
+
+    frames: int = field(
+        1,
+        "frames of a sample; more than one make it a clip (Wan)",
+        unit="frames",
+        ge=1,
+        le=MAX_FRAMES,
+        free=True,
+        aka=("sample_frames", "video_length"),
+    )
+    fps: int = field(
+        0, "frames a second of samples that are clips; 0: the model's", unit="frames/s", ge=0, le=120, free=True
     )
 
     @field_validator("control", mode="before")

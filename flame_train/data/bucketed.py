@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flame_train.data.buckets import BucketRule, Placement, Size, placed_beside, width_by_height
+from flame_train.data.clips import ClipRule
 from flame_train.data.dataset import Dataset, DatasetError, Item, OnBad
 from flame_train.data.problems import grouped
 from flame_train.errors import DataError, counted, shown
@@ -37,23 +38,26 @@ class BucketedDataset:
 
 def bucket_rows(placements: Sequence[Placement]) -> list[dict[str, Any]]:
     """Returns a row a bucket: its size, how many images, how they were scaled, the largest share cropped away."""
-    inside: dict[Size, list[Placement]] = {}
+    inside: dict[tuple[int, ...], list[Placement]] = {}
     for placement in placements:
-        inside.setdefault(placement.bucket, []).append(placement)
+        inside.setdefault(placement.shape, []).append(placement)
     return [
         {
-            "bucket": width_by_height(bucket),
+            "bucket": width_by_height((height, width)),
+            **({"frames": frames[0]} if frames else {}),
             "images": len(those),
             "scale_least": round(min(p.scale for p in those), 4),
             "scale_most": round(max(p.scale for p in those), 4),
             "cropped_most": round(1 - min(p.kept for p in those), 4),
         }
-        for bucket, those in sorted(inside.items())
+        for (height, width, *frames), those in sorted(inside.items())
     ]
 
 
-def assign_buckets(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> BucketedDataset:
-    """Give every image its bucket.
+def assign_buckets(
+    dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error", clips: ClipRule | None = None
+) -> BucketedDataset:
+    """Give every image its bucket, and every clip one for each of its parts that `clips` takes.
 
     Images too small for any bucket raise a DatasetError that lists them all. With on_bad "skip" they are left out
     with a notice (DatasetError if none is left).
@@ -67,9 +71,11 @@ def assign_buckets(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") 
         try:
             if item.size not in known:
                 known[item.size] = rule.assign(item.size)
-            controls.append(_beside(item, known[item.size], rule))
-            placements.append(known[item.size])
-            readable.append(item)
+            placed = _parts(item, known[item.size], clips)
+            beside = _beside(item, known[item.size], rule)
+            controls += [beside] * len(placed)
+            placements += placed
+            readable += [item] * len(placed)
         except DataError as error:
             problems.append(f"{shown(item.key)}: {error}")
     if problems and (on_bad == "error" or not readable):
@@ -84,6 +90,13 @@ def assign_buckets(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") 
     return BucketedDataset(
         replace(dataset, items=tuple(readable), notices=tuple(notices)), tuple(placements), tuple(controls)
     )
+
+
+def _parts(item: Item, placement: Placement, clips: ClipRule | None) -> list[Placement]:
+    """Returns an image's placement, or one for each part of a clip. Raises DataError for a clip that is too short."""
+    if item.seconds is None or clips is None:
+        return [placement]
+    return [replace(placement, span=span) for span in clips.spans(item.seconds)]
 
 
 def _beside(item: Item, placement: Placement, rule: BucketRule) -> tuple[Placement, ...]:

@@ -1,4 +1,4 @@
-"""Aspect-ratio buckets: the shape at which an image is trained, and its scale and crop.
+"""Aspect-ratio buckets: the shape at which an image or clip is trained, its scale and crop, and a clip's frames.
 
 A bucket's sides are multiples of `step` and its area is at most resolution squared. An image goes to the
 bucket whose aspect ratio is nearest in log space, is scaled to cover it and cropped at the centre. Without
@@ -9,7 +9,7 @@ All sizes are (height, width) in pixels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,14 +27,39 @@ def width_by_height(size: Size) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Which frames of a clip are taken: `count` of those at `fps` frames a second, from number `first` on."""
+
+    first: int
+    count: int
+    fps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """How one image meets its bucket."""
+    """How one image meets its bucket, or each frame of a clip."""
 
     original: Size
     bucket: Size
     resized: Size  # covers the bucket; both sides at least as long
     crop_top: int  # in the resized image
     crop_left: int
+    span: Span | None = None  # of a clip; None: an image
+
+    @property
+    def frames(self) -> int:
+        """How many frames there are: one of an image."""
+        return 1 if self.span is None else self.span.count
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The bucket's sides, and behind them its frames if there are several."""
+        return (*self.bucket, self.frames) if self.frames > 1 else self.bucket
+
+    @property
+    def pixels(self) -> int:
+        """The pixels of all frames in the bucket."""
+        return math.prod(self.bucket) * self.frames
 
     @property
     def time_ids(self) -> tuple[int, int, int, int, int, int]:
@@ -56,6 +81,7 @@ class Placement:
             "crop": {"left": self.crop_left, "top": self.crop_top},
             "scale": round(self.scale, 4),
             "kept": round(self.kept, 4),
+            **({} if self.span is None else {"span": asdict(self.span)}),
         }
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flame_train.data.image_formats import IMAGE_ENDINGS, IMAGES
+from flame_train.data.image_formats import CLIP_ENDINGS, IMAGE_ENDINGS, IMAGES
 from flame_train.data.images import alpha_and_orientation, load_alpha, load_mask
 from flame_train.data.walk import list_files, matcher
 from flame_train.errors import DataError, shown
@@ -46,11 +46,13 @@ class Mask:
 def mask_names(files: Sequence[str]) -> dict[str, str]:
     """Files named as masks of an image among `files`: the image's path without its ending -> the mask."""
     images = {os.path.splitext(key)[0]: key for key in files if _is_image(key)}
-    found, same = {}, matcher(images)
+    clips = {os.path.splitext(key)[0]: key for key in files if os.path.splitext(key)[1].lower() in CLIP_ENDINGS}
+    found, owners = {}, clips | images
+    same = matcher(owners)
     for stem, key in images.items():
         for ending in MASK_ENDINGS:
             owner = same(stem.removesuffix(ending)) if stem.endswith(ending) else stem
-            if owner != stem and owner in images:
+            if owner != stem and owner in owners:
                 found[owner] = key
     return found
 

@@ -1,4 +1,4 @@
-"""A folder of images and captions, checked once and whole: an ordered list, or every problem at once.
+"""A folder of images, clips and captions, checked once and whole: an ordered list, or every problem at once.
 
 The order is that of the relative paths' bytes, so it is the same on every machine. Nothing is kept of a
 image but its size and the hash of its bytes.
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Literal, Self
 
 from flame_train.data.caption_files import CAPTION_ENDINGS, CaptionFiles, CaptionRule
+from flame_train.data.clips import probe_clip
 from flame_train.data.companion_files import Control, ControlFolder, Mask, find_mask, mask_names, masks_in
-from flame_train.data.image_formats import IMAGE_ENDINGS, IMAGES
-from flame_train.data.images import Animated, ImageInfo, alpha_and_orientation, load_alpha, probe, quiet_decoders
+from flame_train.data.image_formats import CLIP_ENDINGS, IMAGE_ENDINGS, IMAGES
+from flame_train.data.images import Animated, Facts, ImageInfo, alpha_and_orientation, load_alpha, probe, quiet_decoders
 from flame_train.data.problems import grouped
 from flame_train.data.walk import Listing, list_files, matcher
 from flame_train.errors import DataError, counted, shown
@@ -60,6 +61,12 @@ class Item:
     plain: bool = False  # decoding it gave nothing to be told
     mask: Mask | None = None
     controls: tuple[Control, ...] = ()
+    seconds: float | None = None  # of a clip, from its first frame to its last; None: an image
+
+    @property
+    def facts(self) -> Facts:
+        """What is remembered of it."""
+        return self.size if self.seconds is None else (*self.size, self.seconds)
 
     @property
     def path(self) -> Path:
@@ -99,10 +106,11 @@ class Dataset:
         control: Sequence[Path] = (),
         on_bad: OnBad = "error",
         animated: Animated = "refuse",
+        clips: bool = False,
         min_side: int = MIN_SIDE,
         max_ratio: float = MAX_RATIO,
         progress: Progress | None = None,
-        seen: Mapping[str, tuple[int, int]] | None = None,
+        seen: Mapping[str, Facts] | None = None,
         digests: Digests | None = None,
     ) -> Self:
         """Returns the dataset under `path`, subfolders included: every caption, and each image decoded fully.
@@ -120,10 +128,11 @@ class Dataset:
             control: folders of control images, of which each image has one in each.
             on_bad: "skip" leaves out an image with a problem and adds a notice; "error" refuses the dataset.
             animated: whether the first frame of an animation is an image.
+            clips: whether videos and animations are clips.
             min_side: shortest side of an image, in pixels.
             max_ratio: largest ratio of the longer side to the shorter.
             progress: gets the number of images read and their total.
-            seen: (height, width) by SHA-256 of images that were decoded before and need no decoding.
+            seen: what is known, by SHA-256, of images and clips that were decoded before and need no decoding.
             digests: hashes of images that need not be read again.
 
         Raises:
@@ -135,9 +144,8 @@ class Dataset:
             raise ValueError(f"repeats must be at least 1, got {repeats}")
         listing = list_files(path)
         rule = CaptionRule(tuple(caption_endings), caption_lines, folder_captions, default_caption, tuple(group))
-        scan = _Scan(
-            path, listing, rule, masks, mask_folder, [ControlFolder(each) for each in control], min_side, max_ratio
-        )
+        beside = [ControlFolder(each) for each in control]
+        scan = _Scan(path, listing, rule, masks, mask_folder, beside, min_side, max_ratio, clips)
         items = scan.read(animated, progress, seen, digests)
         scan.look_at_folders(by_folder)
         fatal = [*listing.problems, *scan.problems, *([] if on_bad == "skip" else scan.bad)]
@@ -177,21 +185,24 @@ class _Scan:
         controls: Sequence[ControlFolder],
         min_side: int,
         max_ratio: float,
+        clips: bool,
     ) -> None:
         """Starts without items or problems."""
         self.root, self.files, self._masks = root, listing.files, masks
+        self._endings = IMAGE_ENDINGS | CLIP_ENDINGS if clips else IMAGE_ENDINGS
+        self._clip = probe_clip if clips else None
         self.min_side, self.max_ratio = min_side, max_ratio
         self.problems: list[str] = []
         self.bad: list[str] = []
         self.notices: list[str] = []
         for key, problem in listing.broken.items():
-            (self.bad if _ending(key) in IMAGE_ENDINGS else self.problems).append(problem)
+            (self.bad if _ending(key) in self._endings else self.problems).append(problem)
         beside = mask_names(self.files)
         taken = frozenset(beside.values())
         self._controls = controls
         for folder in (mask_folder, *(each.root for each in controls)):
             self.files = _outside(folder, root, self.files)
-        self._images = [key for key in self.files if _ending(key) in IMAGE_ENDINGS and key not in taken]
+        self._images = [key for key in self.files if _ending(key) in self._endings and key not in taken]
         self._captions = CaptionFiles(root, self.files, frozenset(self._images), captions)
         self._mask_paths = {stem: root / key for stem, key in beside.items()}
         if mask_folder is not None:
@@ -203,7 +214,7 @@ class _Scan:
         self,
         animated: Animated,
         progress: Progress | None,
-        seen: Mapping[str, tuple[int, int]] | None,
+        seen: Mapping[str, Facts] | None,
         digests: Digests | None,
     ) -> list[Item]:
         self.problems.extend(self._captions.problems)
@@ -219,20 +230,21 @@ class _Scan:
                 self.bad.append(str(error))
                 continue
             if info is not None and controls is not None and self._fits(key, info):
-                items.append(Item(self.root, key, captions, info.size, info.sha256, not info.notices, mask, controls))
+                plain, seconds = not info.notices, info.seconds
+                items.append(Item(self.root, key, captions, info.size, info.sha256, plain, mask, controls, seconds))
                 self.notices.extend(info.notices)
         self._note_counts()
         return items
 
     def _mask(self, key: str, info: ImageInfo) -> Mask | None:
         """Returns the image's mask; None if it has none. Raises DataError if that does not fit it."""
-        if self._masks == "alpha":
+        if self._masks == "alpha" and info.seconds is None:
             has_alpha = alpha_and_orientation(self.root / key)[0]
             self._unmasked += not has_alpha
             blank = "white" if not has_alpha else "" if load_alpha(self.root / key)[0].any() else "black"
             return Mask(self.root / key, info.sha256, alpha=True, blank=blank)
         path = self._mask_paths.get(os.path.splitext(key)[0])
-        if self._masks == "off" or path is None:
+        if self._masks != "files" or path is None:
             self._unmasked += 1
             return None
         mask, note = find_mask(path, self.root / key, info.size, shown(key))
@@ -241,7 +253,7 @@ class _Scan:
         return mask
 
     def _probe_controls(
-        self, animated: Animated, seen: Mapping[str, tuple[int, int]] | None, digests: Digests | None
+        self, animated: Animated, seen: Mapping[str, Facts] | None, digests: Digests | None
     ) -> list[dict[str, ImageInfo | None]]:
         """Returns the facts about the control images in each folder, by path; None for one that is bad."""
         return [
@@ -266,7 +278,7 @@ class _Scan:
         images: Sequence[str],
         animated: Animated,
         progress: Progress | None,
-        seen: Mapping[str, tuple[int, int]] | None,
+        seen: Mapping[str, Facts] | None,
         digests: Digests | None,
     ) -> list[tuple[str, ImageInfo | None]]:
         """Decode every image, a few at a time; the result's order is the input's."""
@@ -274,7 +286,8 @@ class _Scan:
         def one(key: str) -> ImageInfo | str:
             try:
                 name = shown(key) if root == self.root else f"control image {shown(root / key)}"
-                return probe(root / key, animated=animated, name=name, seen=seen, digests=digests)
+                clip = self._clip if root == self.root else None
+                return probe(root / key, animated=animated, name=name, seen=seen, digests=digests, clip=clip)
             except DataError as error:
                 return str(error)
 
@@ -346,12 +359,19 @@ class _Scan:
             endings = Counter(_ending(key) or "no ending" for key in others).most_common(5)
             kinds = ", ".join(f"{count} {ending}" for ending, count in endings)
             are = counted(len(others), "other file is", "other files are")
-            self.notices.append(f"{are} passed over ({kinds}), e.g. {shown(others[0])}")
+            self.notices.append(f"{are} passed over ({kinds}), e.g. {shown(others[0])}{_about_clips(others)}")
 
 
 def _no_image(files: Sequence[str]) -> str:
     among = f" among {counted(len(files), 'file')}, e.g. {shown(files[0])}" if files else ""
-    return f"no usable image{among}: put images with captions into the folder ({', '.join(sorted(IMAGES))})"
+    wanted = f"put images with captions into the folder ({', '.join(sorted(IMAGES))})"
+    return f"no usable image{among}: {wanted}{_about_clips(files)}"
+
+
+def _about_clips(files: Sequence[str]) -> str:
+    """Says what clips among files that were passed over need; empty if there are none."""
+    some = any(_ending(key) in CLIP_ENDINGS for key in files)
+    return "; clips need a model of video, and data.frames" if some else ""
 
 
 def _named_repeats(key: str) -> int | None:

@@ -16,6 +16,11 @@ IMAGE_ENDINGS = frozenset(
     | {".heic", ".heif", ".jxl"}  # not readable, so named in the report rather than passed over
 )
 
+VIDEO = "a video or another ISO media file"
+WEBM = "WebM or Matroska"
+CLIP_ENDINGS = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv"})
+"""Of videos; animated WebP and GIF have those of images."""
+
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MAGIC = (
     (_PNG, "PNG"),
@@ -34,8 +39,10 @@ _MAGIC = (
     (b"\x00\x00\x01\x00", "ICO"),
     (b"%PDF", "PDF"),
     (b"PK\x03\x04", "ZIP"),
+    (b"\x1a\x45\xdf\xa3", WEBM),
     (b"version https://git-lfs", "Git LFS pointer"),
 )
+_QUICKTIME = (b"moov", b"mdat", b"wide", b"free", b"skip")  # a MOV file may begin with, instead of its brands
 _REMEDY = {
     "HEIC": "convert it to JPEG or PNG (the package pillow-heif can)",
     "JPEG XL": "convert it to JPEG or PNG (the package pillow-jxl-plugin can)",
@@ -53,6 +60,8 @@ def sniff(data: bytes) -> str:
         return "WEBP"
     if data[4:8] == b"ftyp":
         return _iso_media(data)
+    if data[4:8] in _QUICKTIME:
+        return VIDEO
     head = data[:512].lstrip().lower()
     if head.startswith((b"<!doctype html", b"<html")):
         return "HTML"
@@ -114,7 +123,7 @@ def _iso_media(data: bytes) -> str:
         return "AVIF"
     if brands & {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"}:
         return "HEIC"
-    return "a video or another ISO media file"
+    return VIDEO
 
 
 def _is_text(head: bytes) -> bool:

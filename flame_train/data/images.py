@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,9 @@ Animated = Literal["refuse", "first"]
 Content = Literal["colours", "alpha", "values"]
 """What a file is read for: a picture, its alpha channel, or a mask, whose values are data."""
 
+Facts = tuple[int, int] | tuple[int, int, float]
+"""(height, width) in pixels of an image, and behind them the seconds of a clip from its first frame to its last."""
+
 _ORIENTATION = 0x0112
 
 
@@ -48,6 +51,7 @@ class ImageInfo:
     mode: str  # Pillow's name of the stored pixels: "RGB", "P", "CMYK", "I;16", ...
     sha256: str  # of the file's bytes
     notices: tuple[str, ...] = ()
+    seconds: float | None = None  # of a clip, from its first frame to its last; None: an image
 
     @property
     def size(self) -> tuple[int, int]:
@@ -60,8 +64,9 @@ def probe(
     *,
     animated: Animated = "refuse",
     name: str | None = None,
-    seen: Mapping[str, Size] | None = None,
+    seen: Mapping[str, Facts] | None = None,
     digests: Digests | None = None,
+    clip: Callable[[bytes, str], ImageInfo | None] | None = None,
 ) -> ImageInfo:
     """Returns size, mode and hash of an image, which is read to its end as `load_image` does.
 
@@ -72,8 +77,9 @@ def probe(
     Args:
         animated: what is done with an animation.
         name: what a message calls the file; None: its path.
-        seen: (height, width) in pixels, by hash.
+        seen: what is known of images and clips that were decoded before, by hash.
         digests: the hashes of files that need not be read.
+        clip: gives the facts about a clip of its bytes and name, None for an image; None: there are no clips.
     """
     label = name if name is not None else shown(path)
     data = b""
@@ -84,10 +90,13 @@ def probe(
         return hashlib.sha256(data).hexdigest()
 
     digest = (digests or Digests(None)).of([path], "content", hashed)
-    if seen is not None and digest in seen:
-        return ImageInfo(*seen[digest], "", "", digest)
+    known = seen.get(digest) if seen is not None else None
+    if known is not None and (clip is not None or len(known) == 2):
+        height, width, *seconds = known
+        return ImageInfo(int(height), int(width), "", "", digest, seconds=seconds[0] if seconds else None)
     data = data or read_bytes(path, limit=MAX_FILE_BYTES, name=label)
-    return _loaded(data, label, animated, small=True)[1]
+    info = clip(data, label) if clip is not None else None
+    return info or _loaded(data, label, animated, small=True)[1]
 
 
 def load_image(
@@ -253,21 +262,25 @@ _DECODERS: Final = f"1 Pillow {PIL.__version__}"  # the number is raised where `
 _MOST: Final = 1_000_000  # images of all datasets that share a cache
 
 
-def decoded_images(*folders: Path | None) -> dict[str, Size]:
-    """Returns (height, width) by SHA-256 in hex, of the images that are remembered in any of the folders."""
+def decoded_images(*folders: Path | None) -> dict[str, Facts]:
+    """Returns what is known, by SHA-256 in hex, of images and clips that are remembered in any of the folders."""
     return {name: size for folder in folders if folder is not None for name, size in _decoded(folder).items()}
 
 
-def _decoded(folder: Path) -> dict[str, Size]:
+def _decoded(folder: Path) -> dict[str, Facts]:
     content = read_checked(folder / _NAME)
     try:
-        return {name: (h, w) for name, (h, w) in content["images"].items()} if content["by"] == _DECODERS else {}
+        known = content["images"].items() if content["by"] == _DECODERS else ()
+        return {name: (h, w, seconds[0]) if seconds else (h, w) for name, (h, w, *seconds) in known}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def remember(folder: Path, images: Mapping[str, Size]) -> None:
-    """Note the sizes of images that were decoded. A disk without room for that costs the next start its time."""
+def remember(folder: Path, images: Mapping[str, Facts]) -> None:
+    """Note what is known of images and clips that were decoded.
+
+    A disk without room for that costs the next start its time.
+    """
     known = decoded_images(folder)
     if images.items() <= known.items() or not folder.is_dir():
         return

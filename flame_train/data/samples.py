@@ -99,8 +99,12 @@ class Sample:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sides of its bucket, then those of its control images' buckets: samples of a batch share them."""
-        return (*self.placement.bucket, *(side for own in self.controls for side in own.bucket))
+        """The sides of its bucket, then those of its control images' buckets and the frames of a clip.
+
+        Samples of a batch share them.
+        """
+        height, width, *frames = self.placement.shape
+        return height, width, *(side for own in self.controls for side in own.bucket), *frames
 
     def seen(self, view: int) -> ViewedImage:
         """Returns its image in one of its views."""
@@ -150,10 +154,9 @@ class Samples:
         return tuple(sorted({placement.bucket for placement in self.placements}))
 
     @property
-    def encoded_sizes(self) -> tuple[Size, ...]:
-        """The sizes (height, width) at which images are encoded, control images among them, each once."""
-        placed = (each for row in self.rows for each in (row.placement, *row.controls))
-        return tuple(sorted({placement.bucket for placement in placed}))
+    def encoded(self) -> tuple[Placement, ...]:
+        """The placements in which images and clips are encoded, control images among them."""
+        return tuple(each for row in self.rows for each in (row.placement, *row.controls))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -170,11 +173,15 @@ class Samples:
         """Whether the loss of any image has a weight."""
         return any(own.loss_weight != 1.0 for own in self.sets)
 
-    def loss_weight_shape(self, latent: tuple[int, int, int]) -> tuple[int, int, int] | None:
-        """Returns the shape of weights for latents (h, w, Z); all samples have some, or None if none has."""
-        if self.masked:
-            return *latent[:2], 1
-        return (1, 1, 1) if self.weighted else None
+    def loss_weight_shape(self, latent: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Returns the shape of weights for latents (..., h, w, Z), the same for all frames.
+
+        All samples have some, or None if none has.
+        """
+        if not self.masked and not self.weighted:
+            return None
+        sides = latent[-3:-1] if self.masked else (1, 1)
+        return *(1 for _ in latent[:-3]), *sides, 1
 
     def order(self, seed: int) -> BatchSchedule:
         """Returns which sample comes when."""

@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from flame_train.data.caption_variants import CaptionKeys
+from flame_train.data.clips import MAX_FRAMES, ClipRule, Extraction
 from flame_train.data.views import ViewRule
 from flame_train.io.addresses import local_place
 from flame_train.settings import Section, field, one_or_several
 
 Masks = Literal["off", "files", "alpha"]
+_USUAL_FPS = 24  # where no model says its own: only problems of files are looked for then
 
 
 class SetKeys(Section):
@@ -68,9 +70,30 @@ class SetKeys(Section):
         aka=("control_path", "control_directory", "conditioning_path"),
     )
 
-    @field_validator("control", mode="before")
+    frames: tuple[Annotated[int, Field(ge=1, le=MAX_FRAMES)], ...] = field(
+        (),
+        "frames of a clip; of a list each clip has the most that it fills, 1 makes it an image; empty: no clips (Wan)",
+        unit="frames",
+        aka=("target_frames", "frame_buckets", "num_frames"),
+    )
+    fps: int = field(
+        0,
+        "frames a second at which clips are read, whatever their own; 0: the model's",
+        unit="frames/s",
+        ge=0,
+        le=120,
+        aka=("framerate",),
+    )
+    frame_extraction: Extraction = field(
+        "head",
+        "which frames of a clip that has more: the first, those in the middle, or all, in parts that follow each other "
+        "(chunk) or overlap",
+        aka=("video_clip_mode",),
+    )
+
+    @field_validator("control", "frames", mode="before")
     @classmethod
-    def _one_folder(cls, value: Any) -> Any:
+    def _one_or_several(cls, value: Any) -> Any:
         return one_or_several(value)
 
 
@@ -112,6 +135,11 @@ class DataSet(SetKeys):
     def base_is_target(self) -> bool:
         """Whether the base model's prediction is the target of its images."""
         return self.regularization and self.regularization_target == "base"
+
+    @property
+    def clip_rule(self) -> ClipRule | None:
+        """Which frames its clips have; None: it has no clips."""
+        return ClipRule(self.frames, self.fps or _USUAL_FPS, self.frame_extraction) if self.frames else None
 
     @property
     def view_rule(self) -> ViewRule:

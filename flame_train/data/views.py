@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from flame_train.data.buckets import Placement, resize_and_crop
+from flame_train.data.clips import load_clip
 from flame_train.data.images import load_image
 from flame_train.data.order import fraction
 from flame_train.errors import DataError, shown
@@ -81,6 +82,8 @@ class View:
             geometry["flipped"] = True
         if c != PLAIN:
             geometry["colours"] = [c.brightness, c.contrast, c.saturation, c.hue]
+        if p.span is not None:
+            geometry["span"] = [p.span.first, p.span.count, p.span.fps]
         return geometry
 
     def along(self, own: Placement) -> View:
@@ -115,7 +118,12 @@ class ViewedImage:
     view: View
 
     def pixels(self) -> np.ndarray[Any, Any]:
-        """Returns uint8 (h, w, 3). Raises DataError if the file is another one than the plan has read."""
+        """Returns uint8 (h, w, 3), or (f, h, w, 3) of a clip.
+
+        Raises DataError if the file is another one than the plan has read.
+        """
+        if (span := self.view.placement.span) is not None:
+            return np.stack([self.view.pixels(frame) for frame in load_clip(self.path, self.sha256, span)])
         pixels, info = load_image(self.path)
         if info.sha256 != self.sha256:
             raise DataError(f"{shown(self.path)}: was changed while the dataset was being read; start again")

@@ -76,11 +76,11 @@ class FlowObjective(TrainingObjective):
         object.__setattr__(self, "_draw", self.sampling.on(self.device))
 
     def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
-        """Returns (B,) fp32 in (0, 1) for latents of `shape` (H, W, C)."""
+        """Returns (B,) fp32 in (0, 1) for latents of `shape` (H, W, C), or (F, H, W, C) of frames."""
         levels = self._draw(rng)
         if self.sampling.exact:
             return Tensor(levels)
-        levels = shifted(levels, self.shift(shape[0] * shape[1] // self.patch**2)).astype(np.float32)
+        levels = shifted(levels, self.shift(math.prod(shape[:-1]) // self.patch**2)).astype(np.float32)
         if self.span == WHOLE:
             return Tensor(levels)
         low, high = (np.float32(end / 1000) for end in self.span)

@@ -1,7 +1,8 @@
 """The training objective of a denoiser: timestep, noise, noised latents, target and loss.
 
-Latents are (B, H, W, C). Random numbers come from `engine.random` by (seed, stream, step, global sample index), and
-tables live on the device. No function here reads a value back, so a step can be captured.
+Latents are (B, H, W, C), or (B, F, H, W, C) of frames. Random numbers come from `engine.random` by (seed, stream,
+step, global sample index), and tables live on the device. No function here reads a value back, so a step can be
+captured.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ LATENTS = ("mean", "logvar")
 """The arrays of an example that are the image."""
 
 LOSS_WEIGHT = "loss_weight"
-"""The factors on the errors of an example, (h, w, 1) or (1, 1, 1)."""
+"""The factors on the errors of an example, (h, w, 1) or (1, 1, 1), with frames (1, h, w, 1) or (1, 1, 1, 1)."""
 
 BASE_IS_TARGET = "taught"
 """(1, 1, 1): 1 where the base model's prediction is an example's target, 0 where its image is."""
@@ -101,19 +101,23 @@ class Batch:
         return int(self.samples.shape[0])
 
     def latents(self) -> tuple[Tensor, Tensor]:
-        """Returns mean and log variance of the latents, fp32 (B, H, W, Z), unscaled."""
+        """Returns mean and log variance of the latents, fp32 (B, H, W, Z) or (B, F, H, W, Z), unscaled."""
         mean, logvar = (Tensor(self._arrays[name]) for name in LATENTS)
         return mean, logvar
 
     def loss_weight(self) -> Tensor | None:
-        """Returns the factors on the errors, fp32 (B, h, w, 1) or (B, 1, 1, 1); None: all are 1."""
+        """Returns the factors on the errors, fp32, of shapes that go with latents; None: all are 1."""
         array = self._arrays.get(LOSS_WEIGHT)
         return None if array is None else Tensor(array)
 
     def base_is_target(self) -> Tensor | None:
-        """Gives fp32 (B, 1, 1, 1), 1 for examples whose target is the base model's prediction; None: there are none."""
+        """Returns 1 for examples whose target is the base model's prediction, fp32, of as many axes as latents.
+
+        None: there are none.
+        """
         array = self._arrays.get(BASE_IS_TARGET)
-        return None if array is None else Tensor(array)
+        axes = self._arrays[LATENTS[0]].ndim
+        return None if array is None else Tensor(array.reshape(-1, *[1] * (axes - 1)))
 
     def conditioning(self, text: str = "") -> dict[str, Tensor]:
         """Gives all else by name, floats in the model's dtype; `text` names a further caption in the own's place."""

@@ -43,5 +43,5 @@ class InputPerturbation(NoiseKind):
     def mixed(self, noise: Tensor, rng: Rng) -> Tensor:
         strength: Any = np.float32(self.input_perturbation)
         if self.input_perturbation_random:
-            strength = strength * rng.uniform(Stream.PERTURBATION_STRENGTH, (1, 1, 1))
+            strength = strength * rng.uniform(Stream.PERTURBATION_STRENGTH, [1] * (noise.ndim - 1))
         return Tensor(noise.data + strength * rng.normal(Stream.PERTURBATION, noise.shape[1:]))

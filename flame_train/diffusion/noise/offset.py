@@ -45,14 +45,14 @@ class OffsetNoise(NoiseKind):
         return {key: "expected loss.offset_noise above 0 with it" for key, value in options.items() if value}
 
     def changed(self, noise: Tensor, latents: Tensor, rng: Rng) -> Tensor:
-        offset = rng.normal(Stream.OFFSET, (1, 1, noise.shape[-1]))
+        offset = rng.normal(Stream.OFFSET, (*(1 for _ in noise.shape[1:-1]), noise.shape[-1]))
         return Tensor(noise.data + self._strength(latents, rng) * offset)
 
     def _strength(self, latents: Tensor, rng: Rng) -> Any:
         strength: Any = np.float32(self.offset_noise)
         if self.offset_noise_random:
-            strength = strength * rng.uniform(Stream.OFFSET_STRENGTH, (1, 1, 1))
+            strength = strength * rng.uniform(Stream.OFFSET_STRENGTH, [1] * (latents.ndim - 1))
         if self.offset_noise_adaptive:
-            mean = latents.float().mean((1, 2), keepdim=True).data
+            mean = latents.float().mean(tuple(range(1, latents.ndim - 1)), keepdim=True).data
             strength = rng.xp.maximum(strength + np.float32(self.offset_noise_adaptive) * abs(mean), np.float32(0.0))
         return strength

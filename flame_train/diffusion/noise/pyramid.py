@@ -44,6 +44,10 @@ class PyramidNoise(NoiseKind):
         return {"pyramid_noise_discount": "expected loss.pyramid_noise above 0 with it"}
 
     def changed(self, noise: Tensor, latents: Tensor, rng: Rng) -> Tensor:
+        if noise.ndim > 4:  # frames are further channels
+            b, f, h, w, c = noise.shape
+            folded = noise.permute(0, 2, 3, 1, 4).reshape(b, h, w, f * c)
+            return self.changed(folded, latents, rng).reshape(b, h, w, f, c).permute(0, 3, 1, 2, 4)
         h, w, c = noise.shape[1:]
         sizes = [(max(1, h >> i), max(1, w >> i)) for i in range(self.pyramid_noise)]
         drawn = rng.normal(Stream.PYRAMID, (sum(rows * columns for rows, columns in sizes), c))

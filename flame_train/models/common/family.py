@@ -29,7 +29,9 @@ from flame_train.networks.files.part import Part
 from flame_train.networks.files.stated import Stated
 from flame_train.text_encoders.encoder_keys import ENCODER_KEYS
 
-OF_SOME: Final = ("model.kontext", "model.qwen_edit", "sample.spacing")
+FRAME_KEYS: Final = ("data.frames", "data.fps", "data.frame_extraction", "sample.frames", "sample.fps")
+"""Those that mean something where there is time."""
+OF_SOME: Final = ("model.kontext", "model.qwen_edit", "sample.spacing", *FRAME_KEYS)
 """Config keys that mean nothing for a family which does not say otherwise."""
 
 N = TypeVar("N", bound=nn.Module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,10 +82,16 @@ class FlowModel(Model):
         return out
 
     def path(
-        self, model: ModelSection, loss: LossSection, steps: int, size: Size, spacing: Spacing | None = None
+        self,
+        model: ModelSection,
+        loss: LossSection,
+        steps: int,
+        size: Size,
+        spacing: Spacing | None = None,
+        frames: int = 1,
     ) -> FlowPath:
-        h, w, _ = self.vae.latent_shape(size)
-        return self.path_kind(self.sigmas(steps, h * w // self.patch**2))
+        *positions, _ = self.vae.latent_shape(size, frames)
+        return self.path_kind(self.sigmas(steps, math.prod(positions) // self.patch**2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

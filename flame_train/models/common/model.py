@@ -60,6 +60,8 @@ class Model(ABC):
 
     flow: ClassVar[bool]
     """Whether it predicts the velocity of a flow; else noise or v."""
+    fps: ClassVar[int] = 0
+    """Frames a second of its clips; 0: it has no time."""
     distilled_parts: ClassVar[tuple[str, ...]] = ()
     """What the names of the denoiser's tensors begin with that a distilled checkpoint has beside those of its base."""
 
@@ -111,10 +113,10 @@ class Model(ABC):
 
     @abstractmethod
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        """Returns the denoiser's prediction (B, h, w, Z).
+        """Returns the denoiser's prediction, of the shape of `x`.
 
         Args:
-            x: noised latents (B, h, w, Z) in the network's dtype.
+            x: noised latents (B, h, w, Z), or (B, f, h, w, Z) where there is time, in the network's dtype.
             t: timesteps or noise levels (B,), as the objective gives them.
             cond: the arrays of the text encoders, of `size_conditioning` and of control images, batched.
             guidance: (1,) or (B,) fp32, the guidance scale that a guidance-distilled network gets.
@@ -126,7 +128,13 @@ class Model(ABC):
 
     @abstractmethod
     def path(
-        self, model: ModelSection, loss: LossSection, steps: int, size: Size, spacing: Spacing | None = None
+        self,
+        model: ModelSection,
+        loss: LossSection,
+        steps: int,
+        size: Size,
+        spacing: Spacing | None = None,
+        frames: int = 1,
     ) -> SamplingPath:
         """Returns the way from noise to an image of a size: the noise levels, and how the network is asked at each.
 
@@ -135,6 +143,7 @@ class Model(ABC):
             steps: how many.
             size: (height, width) of an image, in pixels.
             spacing: of the timesteps, for a model with a noise schedule; None: the model's own.
+            frames: of a clip.
 
         Raises:
             ConfigError: `steps` does not fit the schedule.

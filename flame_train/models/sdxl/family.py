@@ -83,7 +83,13 @@ class SdxlModel(Model):
         )
 
     def path(
-        self, model: ModelSection, loss: LossSection, steps: int, size: Size, spacing: Spacing | None = None
+        self,
+        model: ModelSection,
+        loss: LossSection,
+        steps: int,
+        size: Size,
+        spacing: Spacing | None = None,
+        frames: int = 1,
     ) -> SamplingPath:
         assert model.prediction != "flow"
         usual: Spacing = "trailing" if loss.zero_terminal_snr else self.spacing
@@ -131,7 +137,13 @@ class SdxlFlowModel(SdxlModel):
         )
 
     def path(
-        self, model: ModelSection, loss: LossSection, steps: int, size: Size, spacing: Spacing | None = None
+        self,
+        model: ModelSection,
+        loss: LossSection,
+        steps: int,
+        size: Size,
+        spacing: Spacing | None = None,
+        frames: int = 1,
     ) -> SamplingPath:
         return FlowPath(static_sigmas(steps, loss.shift or _FLOW_SHIFT))
 

@@ -53,26 +53,26 @@ class VaeTiles:
         return self.side // self.vae.arch.downscale
 
     def _whole(self, x_BHWC: Tensor, side: int) -> bool:
-        return not self.side or max(x_BHWC.shape[1:3]) <= side
+        return not self.side or max(x_BHWC.shape[-3:-1]) <= side
 
     def _tiled(self, x_BHWC: Tensor, made: Callable[[Tensor], Tensor], side: int, made_side: int) -> Tensor:
         """Returns `made` of every tile of `side` pixels, whose results have `made_side`, as one image."""
-        H, W = x_BHWC.shape[1:3]
+        H, W = x_BHWC.shape[-3:-1]
         step, made_step = side * 3 // 4, made_side * 3 // 4
         rows: list[Tensor] = []
         above: list[Tensor] = []
         for top in range(0, H, step):
             row: list[Tensor] = []
             for left in range(0, W, step):
-                tile = made(x_BHWC[:, top : top + side, left : left + side])
+                tile = made(x_BHWC[..., top : top + side, left : left + side, :])
                 if above:
-                    tile = self._faded(above[len(row)], tile, 1, made_side - made_step)
+                    tile = self._faded(above[len(row)], tile, -3, made_side - made_step)
                 if row:
-                    tile = self._faded(row[-1], tile, 2, made_side - made_step)
+                    tile = self._faded(row[-1], tile, -2, made_side - made_step)
                 row.append(tile)
-            rows.append(F.cat([tile[:, :made_step, :made_step] for tile in row], dim=2))
+            rows.append(F.cat([tile[..., :made_step, :made_step, :] for tile in row], dim=-2))
             above = row
-        return F.cat(rows, dim=1)
+        return F.cat(rows, dim=-3)
 
     def _faded(self, first: Tensor, second: Tensor, axis: int, overlap: int) -> Tensor:
         """Returns `second`, with the end of `first` along `axis` fading into its beginning."""
@@ -87,7 +87,7 @@ class VaeTiles:
         """Returns the second tile's share of each of `both` pixels along `axis`."""
         key = axis, both, like.dtype, like.device
         if key not in self._shares:
-            shape = [1, 1, 1, 1]
+            shape = [1] * like.ndim
             shape[axis] = both
             self._shares[key] = tensor(np.arange(both).reshape(shape) / both, like.dtype, like.device)
         return self._shares[key]
@@ -111,9 +111,27 @@ class Autoencoder:
         """The side, in pixels, of the square of which one latent pixel is made."""
         return self.network.arch.downscale
 
-    def latent_shape(self, size: Size) -> tuple[int, int, int]:
-        """Returns (h, w, Z) of an image (H, W)."""
-        return size[0] // self.downscale, size[1] // self.downscale, self.network.arch.seen_channels
+    @property
+    def frame_stride(self) -> int:
+        """How many frames one of latents stands for after the first, which stands for one; 0: there is no time."""
+        return self.network.arch.frame_stride
+
+    def latent_shape(self, size: Size, frames: int = 1) -> tuple[int, ...]:
+        """Returns (h, w, Z) of an image (H, W), or (f, h, w, Z) of so many frames where there is time."""
+        return self.network.arch.latent_shape((*self.frames_axis(frames), *size))
+
+    def frames_problem(self, frames: int) -> str:
+        """Says why no clip of the model has so many frames; empty if one does."""
+        stride = self.frame_stride
+        if not stride:
+            return f"expected 1 for a model of images, got {frames}" if frames > 1 else ""
+        more = (frames - 1) % stride
+        below = frames - more
+        return f"expected 1 and a multiple of {stride}, such as {below} or {below + stride}, got {frames}" * bool(more)
+
+    def frames_axis(self, frames: int = 1) -> tuple[int, ...]:
+        """Returns the axes before height and width of pixels: of so many frames where there is time, else none."""
+        return (frames,) if self.frame_stride else ()
 
     def seen(self, mean: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Returns the mean of latents in the denoiser's scale, fp32: an image without noise."""
@@ -137,12 +155,16 @@ class LoadedVae:
     tile: int = 0
 
     def inputs(self, pixels: np.ndarray[Any, Any]) -> HostArrays:
-        """Returns what `encoder` takes of uint8 RGB pixels (H, W, 3): they are scaled to [-1, 1]."""
+        """Returns what `encoder` takes of uint8 RGB pixels (H, W, 3), or (F, H, W, 3) of a clip: scaled to [-1, 1].
+
+        Where there is time an image has one frame.
+        """
         scaled = (np.arange(256, dtype=np.float32) / 127.5 - 1.0).astype(self.network.dtype)
-        return {"pixels": scaled[pixels]}
+        alone = self.network.arch.frame_stride and pixels.ndim == 3
+        return {"pixels": scaled[pixels[None] if alone else pixels]}
 
     def encoder(self) -> FixedBatches:
-        """Makes `mean` and `logvar` (H / 8, W / 8, Z), fp32, of images, one at a time.
+        """Makes `mean` and `logvar` (h, w, Z), fp32, of images, or (f, h, w, Z) of clips, one at a time.
 
         In bf16 some of cuDNN's convolutions round an image otherwise at another place of a batch.
         """
@@ -154,14 +176,15 @@ class LoadedVae:
             return {"mean": mean.float(), "logvar": logvar.float()}
 
         def results(item: HostArrays) -> Layout:
-            height, width = item["pixels"].shape[:2]
-            shape = height // arch.downscale, width // arch.downscale, arch.seen_channels
-            return dict.fromkeys(("mean", "logvar"), (shape, float32))
+            return dict.fromkeys(("mean", "logvar"), (arch.latent_shape(item["pixels"].shape[:-1]), float32))
 
         return FixedBatches(moments, results, lambda item: 1, self.device)
 
     def decode(self, latents: Tensor) -> np.ndarray[Any, Any]:
-        """Returns uint8 RGB pixels (B, H, W, 3) of latents (B, h, w, Z) as the denoiser sees them."""
+        """Returns uint8 RGB pixels (B, H, W, 3) of latents (B, h, w, Z) as the denoiser sees them.
+
+        Both have frames behind B where there is time.
+        """
         with set_float32_matmul_precision(self.precision):
             pixels = VaeTiles(self.network, self.tile).decode(latents.to(self.network.dtype)).float().numpy()
         return np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)

@@ -47,6 +47,7 @@ class VaeArch:
     decoder_channels: int = 0  # of the decoder's finest level; 0: as many as the encoder's
     pixel_channels: int = 3  # 4: with an alpha channel, which is opaque when encoded and left out when decoded
     frames: tuple[int, ...] = ()  # for levels with shortcuts: how many frames of a film each halving joins
+    frame_stride: int = 0  # frames of pixels that one of latents stands for after the first; 0: there is no time
 
     @classmethod
     def sdxl(cls) -> Self:
@@ -159,6 +160,15 @@ class VaeArch:
     def seen_channels(self) -> int:
         """Channels of the latents as the diffusion model sees them."""
         return self.latent_channels * self.patch**2
+
+    def latent_shape(self, pixels: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns (h, w, Z) for pixels (H, W), or (f, h, w, Z) for (F, H, W): the first frame has latents of its own.
+
+        A number of frames between two that fill their latents counts as the lower.
+        """
+        *frames, height, width = pixels
+        stood_for = (1 + (frames[0] - 1) // self.frame_stride,) if frames else ()
+        return *stood_for, height // self.downscale, width // self.downscale, self.seen_channels
 
     def shortcut(self, channels: int, level: int, halves: bool) -> Shortcut | None:
         """Returns what leads around a level to so many channels.

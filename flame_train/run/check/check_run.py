@@ -181,6 +181,11 @@ def _checked(located: ConfigWithSource, family: Family | None, wrong: ErrorColle
             check_sampling(images, config.model, config.loss, sampling_model)
     with wrong:
         _check_control_sets(config.data, model)
+    with wrong:
+        _check_frames(config.data, model)
+        config = config.model_copy(
+            update={"data": config.data.model_copy(update={"fps": config.data.fps or model.fps})}
+        )
     layers: dict[str, LayerSettings] = {}
     initial: dict[str, Factors] = {}
     with wrong:
@@ -287,6 +292,15 @@ def _check_name(name: str) -> None:
             f"output.name: expected a file name without folder and ending, of at most {_LONGEST_NAME} bytes and with "
             f'none of / \\ : * ? " < > |, got {name!r}'
         )
+
+
+def _check_frames(data: DataSection, model: Model) -> None:
+    """Raises ConfigError for clips of a model without time, or of a number of frames that fills no latents."""
+    for number, image_set in enumerate(image_sets(data), 1):
+        for problem in filter(None, map(model.vae.frames_problem, image_set.frames)):
+            raise ConfigError(
+                f"data.sets: frames of table {number}: {problem}" if data.sets else f"data.frames: {problem}"
+            )
 
 
 def _check_control_sets(data: DataSection, model: Model) -> None:

@@ -10,10 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from flame_train.data.buckets import Size
 from flame_train.data.cache import DiskCache, Shapes
 from flame_train.data.companion_files import latent_mask, loss_weights, refuse_black
-from flame_train.data.images import remember
+from flame_train.data.images import Facts, remember
 from flame_train.data.order import FIRST, Choice
 from flame_train.data.samples import EncoderInput, Sample
 from flame_train.data.views import ViewedImage
@@ -29,7 +28,7 @@ from flame_train.models.common.control import by_name
 from flame_train.models.common.model import Example, encoder_outputs
 from flame_train.networks.fixed_batch import HostArrays
 from flame_train.progress import progress
-from flame_train.run.encode.encoders import Pipeline, load_encoders
+from flame_train.run.encode.encoders import Pipeline, load_encoders, pixels_ahead
 from flame_train.run.plan.encoding import Encoding, Keys, named_for_cache
 from flame_train.run.plan.plan import Plan
 from flame_train.text_encoders.running import tokens_of
@@ -149,8 +148,8 @@ def encode(plan: Plan, keys: Keys, session: Session) -> Encoded:
         with group.barrier():
             _fill(plan, keys, cache, session)
     if group.leads:
-        beside = {control.sha256: control.size for row in rows for control in row.item.controls if control.plain}
-        remember(cache.folder, beside | {row.item.sha256: row.item.size for row in rows if row.item.plain})
+        decoded: dict[str, Facts] = {c.sha256: c.size for row in rows for c in row.item.controls if c.plain}
+        remember(cache.folder, decoded | {row.item.sha256: row.item.facts for row in rows if row.item.plain})
     return Encoded(plan, keys, cache, encoder_outputs(plan.encoding.text))
 
 
@@ -225,9 +224,9 @@ def _encode_captions(
 
 def _encode_images(encoding: Encoding, cache: DiskCache, images: Mapping[str, ViewedImage], session: Session) -> None:
     vae = encoding.vae.load(encoding.vae_precision, session.device, encoding.vae_tile)
-    overlapped, buckets = get_backend(session.device).asynchronous, dict[Size, list[str]]()
+    overlapped, buckets = get_backend(session.device).asynchronous, dict[tuple[int, ...], list[str]]()
     for key, image in images.items():
-        buckets.setdefault(image.view.placement.bucket, []).append(key)
+        buckets.setdefault(image.view.placement.shape, []).append(key)
     batches = [[key] for keys in buckets.values() for key in keys]  # of one shape in a row, which is captured
     pipeline = Pipeline[str, HostArrays](
         lambda key: vae.inputs(images[key].pixels()),
@@ -235,8 +234,9 @@ def _encode_images(encoding: Encoding, cache: DiskCache, images: Mapping[str, Vi
         lambda key, example: _keep(cache, key, shown(images[key].path), example),
         overlapped,
     )
+    ahead = pixels_ahead(max(image.view.placement.pixels for image in images.values()))
     with progress("encoding images", len(images)) as advance:
-        pipeline.run(batches, _advance(advance, session.stop))
+        pipeline.run(batches, _advance(advance, session.stop), ahead)
 
 
 def _places(keys: Sequence[Sequence[str]]) -> dict[str, _Place]:

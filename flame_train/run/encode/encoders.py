@@ -114,8 +114,14 @@ def cut(keys: Sequence[_T], size: int) -> list[Sequence[_T]]:
 _Item = TypeVar("_Item")
 _Ready = TypeVar("_Ready")
 _THREADS = 8
-_AHEAD = 32  # items that are made ready before their turn, beside those of a batch: at most 12 MiB each
+_AHEAD = 32  # captions or images, of at most 12 MiB each
+_AHEAD_PIXELS = 1 << 26
 _UNKEPT = 64  # results that wait to be written
+
+
+def pixels_ahead(largest: int) -> int:
+    """Returns how many images or clips are made ready before their turn, of which the largest has so many pixels."""
+    return max(1, min(_AHEAD, _AHEAD_PIXELS // largest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +152,15 @@ class Pipeline(Generic[_Item, _Ready]):
         self._ready, self._start, self._keep, self._overlapped = ready, start, keep, overlapped
         self._unkept = deque[Future[None]]()
 
-    def run(self, batches: Sequence[Sequence[_Item]], after: Callable[[int], None]) -> None:
+    def run(self, batches: Sequence[Sequence[_Item]], after: Callable[[int], None], ahead: int = _AHEAD) -> None:
         """Runs all batches in their order. After each, `after` gets the number of finished items. It may raise.
+
+        So many items are made ready `ahead` of their turn, beside those of a batch.
 
         Whatever ends it, what the device has given by then is kept. Raises what one of the functions does.
         """
         with _threads() as readers, _threads() as self._writers:
-            coming = self._read(batches, readers)
+            coming = self._read(batches, readers, ahead + max(map(len, batches), default=0))
             started: _Started[_Item] = _Started((), list)
             done = 0
             try:
@@ -176,10 +184,11 @@ class Pipeline(Generic[_Item, _Ready]):
             self._finish(started)
             raise
 
-    def _read(self, batches: Sequence[Sequence[_Item]], readers: ThreadPoolExecutor) -> Iterator[Future[_Ready]]:
-        """Yields the items of all batches as they are read, always some ahead."""
+    def _read(
+        self, batches: Sequence[Sequence[_Item]], readers: ThreadPoolExecutor, ahead: int
+    ) -> Iterator[Future[_Ready]]:
+        """Yields the items of all batches as they are read, always so many ahead."""
         waiting = deque[Future[_Ready]]()
-        ahead = _AHEAD + max(map(len, batches), default=0)
         for item in (item for batch in batches for item in batch):
             waiting.append(readers.submit(self._ready, item))
             if len(waiting) > ahead:

@@ -133,7 +133,7 @@ def _shapes(samples: Samples) -> list[Any]:
 
 
 def _buckets(images: Iterable[Any]) -> list[int]:
-    return [side for image in images for side in image.view.placement.bucket]
+    return [side for image in images for side in image.view.placement.shape]
 
 
 def _distinct(values: Iterable[Sequence[int]]) -> list[Any]:

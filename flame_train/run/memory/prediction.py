@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from flame_train.adapters.attach import Attached
-from flame_train.data.buckets import Size
 from flame_train.data.order import FIRST
 from flame_train.data.padding import collate
 from flame_train.data.samples import EncoderInput, Sample, Samples
@@ -190,7 +189,8 @@ def decoding_alone(plan: Plan, gpu: Gpu, processes: int = 1) -> Alone:
     with shape_run(gpu) as run, deterministic(True), no_grad():
         vae = model.vae.load(c.vae_precision, _DEVICE, c.vae_tile)
         held = run.live_bytes
-        shape = model.vae.latent_shape(max((each.size for each in plan.requests), key=math.prod))
+        largest = max(plan.requests, key=lambda each: math.prod(each.size) * each.frames)
+        shape = model.vae.latent_shape(largest.size, largest.frames)
         vae.decode(tensor(np.zeros((1, *shape), np.float32), device=_DEVICE))
         return Alone(held, run.peak_bytes)
 
@@ -202,15 +202,15 @@ def encoding_alone(encode: Callable[[Plan], object], plan: Plan, gpu: Gpu, proce
         return Alone(0, run.peak_bytes)
 
 
-def _pixels(sample: Sample) -> tuple[int, Size]:
+def _pixels(sample: Sample) -> tuple[int, tuple[int, ...]]:
     """Gives the key by which the sample with the largest batch is found, control images included."""
-    bucket = sample.placement.bucket
-    each = math.prod(bucket) + sum(math.prod(control.bucket) for control in sample.controls)
-    return each * sample.set.batch_size, bucket
+    placed = sample.placement
+    each = placed.pixels + sum(control.pixels for control in sample.controls)
+    return each * sample.set.batch_size, placed.shape
 
 
 def _seen_pixels(reading: EncoderInput) -> int:
-    return sum(math.prod(image.view.placement.bucket) for image in reading.images)
+    return sum(image.view.placement.pixels for image in reading.images)
 
 
 def _black(image: ViewedImage) -> np.ndarray[Any, Any]:
@@ -237,14 +237,15 @@ def encode_captions(plan: Plan) -> int:
 
 
 def encode_images(plan: Plan) -> None:
-    """Runs as `encode` does: two images of the largest bucket, the first eagerly, the second captured."""
+    """Runs as `encode` does: two images or clips of the largest bucket, the first eagerly, the second captured."""
     encoding = plan.encoding
     with no_grad():
         vae = encoding.vae.load(encoding.vae_precision, _DEVICE, encoding.vae_tile)
-        sizes = (*plan.everything.encoded_sizes, *(image.view.placement.bucket for image in plan.shown))
-        largest, encoder = max(sizes, key=lambda b: (math.prod(b), b)), vae.encoder()
+        placed = (*plan.everything.encoded, *(image.view.placement for image in plan.shown))
+        largest, encoder = max(placed, key=lambda p: (p.pixels, p.shape)), vae.encoder()
+        black = np.zeros((*encoding.vae.frames_axis(largest.frames), *largest.bucket, 3), np.uint8)
         for _ in range(2):
-            encoder.start([vae.inputs(np.zeros((*largest, 3), np.uint8))])()
+            encoder.start([vae.inputs(black)])()
 
 
 def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> tuple[StepWork, int]:
@@ -335,7 +336,7 @@ def _largest(samples: Samples) -> Sample:
 
 def _example(plan: Plan, sample: Sample) -> Example:
     """Makes the arrays of a sample, all zeros."""
-    shape = plan.model.vae.latent_shape(sample.placement.bucket)
+    shape = plan.model.vae.latent_shape(sample.placement.bucket, sample.placement.frames)
     latent = np.zeros(shape, np.float32)
     example = {"mean": latent, "logvar": latent} | _captions(plan) | plan.model.size_conditioning(sample.placement)
     example |= blank(sample.controls_beside(0), plan.model.vae)

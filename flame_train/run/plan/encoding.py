@@ -170,12 +170,12 @@ class Encoding:
         return cache_key("mask", mask.sha256, "", {name: s for name, s in settings.items() if name != "colours"})
 
     def mask_shapes(self, placement: Placement) -> Mapping[str, tuple[int, ...]]:
-        """Returns the array of a mask."""
-        return {"mask": (*self.vae.latent_shape(placement.bucket)[:2], 1)}
+        """Returns the array of a mask, which is one for all frames."""
+        return {"mask": (*self.vae.latent_shape(placement.bucket)[-3:-1], 1)}
 
     def image_shapes(self, placement: Placement) -> Mapping[str, tuple[int, ...]]:
-        """Returns the arrays of an image: their names and shapes."""
-        shape = self.vae.latent_shape(placement.bucket)
+        """Returns the arrays of an image or clip: their names and shapes."""
+        shape = self.vae.latent_shape(placement.bucket, placement.frames)
         return {"mean": shape, "logvar": shape}
 
     @cached_property

@@ -54,13 +54,14 @@ def read_dataset(config: Config, stop: StopRequest) -> Samples:
                     mask_folder=local_place(image_set.mask_folder) if image_set.mask_folder else None,
                     control=image_set.control_folders,
                     on_bad=data.on_bad_image,
+                    clips=bool(image_set.frames),
                     progress=lambda done, total: stop.check("while reading the dataset"),
                     seen=decoded,
                     digests=digests,
                 )
                 read.append((image_set, dataset.items))
                 parts += [
-                    (image_set, assign_buckets(dataset, rule, data.on_bad_image))
+                    (image_set, assign_buckets(dataset, rule, data.on_bad_image, image_set.clip_rule))
                     for rule in bucket_rules(data, image_set.resolutions)
                 ]
             except DataError as error:

@@ -40,7 +40,7 @@ class SamplerSpec:
     path: Path
     guidance: float
     seed: int
-    latent: tuple[int, int, int]
+    latent: tuple[int, ...]
     device: str
     dtype: DType
     paddings: Paddings
@@ -62,10 +62,10 @@ def sampler_spec(
     """
     return SamplerSpec(
         SAMPLERS[request.sampler](),
-        model.path(base, loss, request.steps, request.size, request.spacing),
+        model.path(base, loss, request.steps, request.size, request.spacing, request.frames),
         model.classifier_free_guidance(request.guidance_scale),
         request.seed,
-        model.vae.latent_shape(request.size),
+        model.vae.latent_shape(request.size, request.frames),
         device,
         as_dtype(dtype),
         model.paddings,
@@ -82,7 +82,7 @@ def generate_image(
     stop: StopRequest,
     controls: Example | None = None,
 ) -> Pixels:
-    """Returns one sampled image, uint8 (H, W, 3).
+    """Returns one sampled image, uint8 (H, W, 3), or a clip (F, H, W, 3).
 
     Args:
         how: the settings of the sampler.
@@ -109,7 +109,7 @@ def generate(
     stop: StopRequest,
     conditioned: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda arrays: arrays,
 ) -> Pixels:
-    """Returns one sampled image, uint8 (H, W, 3).
+    """Returns one sampled image, uint8 (H, W, 3), or a clip (F, H, W, 3).
 
     Args:
         d: the settings of the sampler.
@@ -148,7 +148,8 @@ def generate(
                 "sampling gave NaN or infinity, which is no image; if it does so with every prompt, the model "
                 "overflows in this precision: try bf16 or fp32"
             )
-        return decode(latents)[0]
+        pixels = decode(latents)[0]
+        return pixels[0] if pixels.shape[0] == 1 == pixels.ndim - 3 else pixels
 
 
 def _conditioning(examples: Sequence[Example], d: SamplerSpec) -> dict[str, Tensor]:

@@ -38,6 +38,7 @@ def with_defaults(sample: SampleSection, model: Model) -> SampleSection:
     filled = {
         "steps": sample.steps or usual.steps,
         "guidance_scale": sample.guidance_scale or usual.guidance_scale,
+        "fps": sample.fps or model.fps,
     }
     return sample.model_copy(update=filled)
 
@@ -58,6 +59,10 @@ class Request:
     strength: float
     spacing: Spacing | None = None
     """Of its timesteps; None: the model's own."""
+    frames: int = 1
+    """How many it has: more than one make a clip."""
+    fps: int = 0
+    """Frames a second of a clip."""
     control: tuple[str, ...] = ()
     """The files of its control images."""
     images: tuple[ViewedImage, ...] = ()
@@ -94,6 +99,8 @@ def requests(
             sampler=p.sampler or SAMPLERS.chosen(sample).name,
             strength=1.0 if p.strength is None else p.strength,
             spacing=None if sample.spacing == "auto" else sample.spacing,
+            frames=p.frames or sample.frames,
+            fps=sample.fps,
             control=_control_of(p, sample),
             images=tuple(
                 ViewedImage(file.path, file.sha256, View(model.controls.placed(file.size, resolution)))
@@ -174,6 +181,8 @@ def _problems(request: Request, base: ModelSection, loss: LossSection, model: Mo
         for name, side in sides.items()
         if 0 < model.longest_side < side
     ]
+    if problem := model.vae.frames_problem(request.frames):
+        wrong.append(("frames", problem))
     if request.negative and model.classifier_free_guidance(request.guidance_scale) == 1.0:
         negative_problem = (
             f"expected none, got {request.negative!r}: with a guidance of {request.guidance_scale} this model is run "
@@ -185,7 +194,7 @@ def _problems(request: Request, base: ModelSection, loss: LossSection, model: Mo
     if problem := model.sampler_problem(request.sampler):
         wrong.append(("sampler", problem))
     try:
-        model.path(base, loss, request.steps, request.size, request.spacing)
+        model.path(base, loss, request.steps, request.size, request.spacing, request.frames)
     except ConfigError as error:
         wrong.append(("steps", str(error).removeprefix("sample.steps: ")))
     return wrong

@@ -1,0 +1,225 @@
+"""Clips: the frames that are taken, and damaged and hostile files, which are refused by name within bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from flame_train.data import clips
+from flame_train.data.bucketed import assign_buckets
+from flame_train.data.buckets import BucketRule, Span
+from flame_train.data.clips import ClipRule, chosen_frames, frames_of, load_clip, probe_clip
+from flame_train.data.dataset import Dataset, DatasetError
+from flame_train.data.images import Facts
+from flame_train.errors import DataError
+
+av = pytest.importorskip("av", reason="videos are an extra")
+
+HEIGHT, WIDTH, FRAMES, FPS = 48, 64, 33, 24
+VIDEOS = {"mp4": ("mp4", "libx264"), "mov": ("mov", "libx264"), "webm": ("webm", "libvpx-vp9")}
+KINDS = (*VIDEOS, "gif", "webp")
+
+
+def drawn(number: int) -> np.ndarray:
+    """A bright square, 10 x 10, whose left edge is at the frame's number, on grey."""
+    pixels = np.full((HEIGHT, WIDTH, 3), 30, np.uint8)
+    pixels[10:20, number : number + 10] = (200, 50, 20)
+    return pixels
+
+
+@lru_cache
+def video(container: str, codec: str) -> bytes:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as out:
+        track = out.add_stream(codec, rate=FPS, width=WIDTH, height=HEIGHT, pix_fmt="yuv420p")
+        for number in range(FRAMES):
+            out.mux(track.encode(av.VideoFrame.from_ndarray(drawn(number), format="rgb24")))
+        out.mux(track.encode())
+    return buffer.getvalue()
+
+
+@lru_cache
+def clip(kind: str) -> bytes:
+    """A clip of 33 frames at 24 a second; of a GIF at 25, for its times are hundredths."""
+    if kind in VIDEOS:
+        return video(*VIDEOS[kind])
+    first, *more = (Image.fromarray(drawn(number)) for number in range(FRAMES))
+    times, buffer = ([42, 42, 41] * 11 if kind == "webp" else 40), io.BytesIO()
+    first.save(buffer, kind, save_all=True, append_images=more, duration=times)
+    return buffer.getvalue()
+
+
+def left_edges(data: bytes, span: Span) -> list[int]:
+    frames = list(chosen_frames(frames_of(data, "clip"), span))
+    assert all(frame.shape == (HEIGHT, WIDTH, 3) and frame.dtype == np.uint8 for frame in frames)
+    return [int(np.argmax(frame[15, :, 0] > 115)) for frame in frames]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clip_gives_the_frames_nearest_to_the_times(kind: str) -> None:
+    info = probe_clip(clip(kind), "clip")
+    assert info is not None
+    assert info.size == (HEIGHT, WIDTH)
+    assert info.seconds == pytest.approx(32 / (25 if kind == "gif" else FPS), abs=1e-3)
+    assert left_edges(clip(kind), Span(0, 33, 25 if kind == "gif" else 24)) == list(range(33))
+    assert left_edges(clip(kind), Span(3, 4, 5)) == [15, 20, 25, 30] if kind == "gif" else [14, 19, 24, 29]
+    assert left_edges(clip(kind), Span(0, 4, 2 * (25 if kind == "gif" else FPS))) == [0, 0, 1, 1]
+    colour = next(iter(frames_of(clip(kind), "clip"))).pixels()[15, 4].astype(int)
+    assert abs(colour - (200, 50, 20)).max() < 25
+
+
+def test_a_turned_video_is_upright() -> None:
+    data = bytearray(clip("mp4"))
+    at = data.index(b"tkhd") + 4 + 40
+    clockwise = (0, 1, 0, -1, 0, 0, 0, 0, 1)
+    struct.pack_into(">9i", data, at, *(n << (30 if i % 3 == 2 else 16) for i, n in enumerate(clockwise)))
+    first = next(frames_of(bytes(data), "clip"))
+    assert first.size == (WIDTH, HEIGHT)
+    np.testing.assert_array_equal(first.pixels(), np.rot90(next(frames_of(clip("mp4"), "clip")).pixels(), -1))
+
+
+def test_a_still_is_no_clip() -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(drawn(0)).save(buffer, "WEBP")
+    assert probe_clip(buffer.getvalue(), "still") is None
+
+
+@pytest.mark.parametrize(
+    ("extraction", "firsts"),
+    [("head", [0]), ("middle", [11]), ("chunk", [0, 17]), ("overlapping", [0, 11, 23])],
+)
+def test_parts_of_a_clip(extraction: clips.Extraction, firsts: list[int]) -> None:
+    """A clip of 40 frames has parts of 17: 41 are too many, and 17 are more than 1."""
+    spans = ClipRule((1, 17, 41), FPS, extraction).spans(39 / FPS)
+    assert spans == tuple(Span(first, 17, FPS) for first in firsts)
+
+
+def test_a_clip_that_is_too_short_is_told() -> None:
+    with pytest.raises(DataError, match="a clip of 5 frames at 24 a second, expected 17"):
+        ClipRule((17, 33), FPS).spans(4 / FPS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [0.3, 0.9, 0.999])
+def test_a_clip_that_is_cut_is_refused(kind: str, share: float, tmp_path: Path) -> None:
+    (tmp_path / f"a.{kind}").write_bytes(clip(kind)[: int(len(clip(kind)) * share)])
+    with pytest.raises(DatasetError, match=rf"a\.{kind}: .*(cut short|damaged)"):
+        Dataset.scan(tmp_path, clips=True, default_caption="x")
+
+
+@pytest.mark.parametrize("kind", [b"stsz", b"trun"])
+def test_a_file_that_declares_more_samples_than_it_has_bytes_is_refused(kind: bytes) -> None:
+    """FFmpeg would take memory for 2^31 of them."""
+    data = bytearray(clip("mp4"))
+    if kind == b"stsz":
+        at = data.index(b"stsz") + 8
+        struct.pack_into(">II", data, at, 1, 0x7FFFFFFF)
+    else:
+        body = struct.pack(">4sII", b"trun", 0, 0x7FFFFFFF)
+        run = struct.pack(">I", len(body) + 4) + body
+        part = struct.pack(">I4s", len(run) + 8, b"traf") + run
+        data += struct.pack(">I4s", len(part) + 8, b"moof") + part
+    with pytest.raises(DataError, match=r"declares 2,147,483,647 samples"):
+        probe_clip(bytes(data), "clip")
+
+
+@pytest.mark.parametrize(
+    ("limit", "match"),
+    [
+        ("MAX_FRAMES", "longer than 4 frames"),
+        ("MAX_CLIP_PIXELS", "longer than"),
+        ("MAX_FRAME_PIXELS", "more than 4 pix"),
+        ("MAX_CLIP_BYTES", "larger than"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["mp4", "webm", "gif", "webp"])
+def test_limits(kind: str, limit: str, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = clip(kind)
+    monkeypatch.setattr(clips, limit, 4)
+    with pytest.raises(DataError, match=match):
+        list(frames_of(data, "clip"))
+
+
+def test_a_codec_that_is_not_listed_is_named() -> None:
+    with pytest.raises(DataError, match="its codec is ffv1: convert it"):
+        probe_clip(video("matroska", "ffv1"), "clip")
+
+
+def test_without_pyav_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(DataError, match=r"pip install 'flame-train\[video\]'"):
+        probe_clip(clip("mp4"), "clip")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_changed_container_is_read_or_refused(kind: str, data: st.DataObject) -> None:
+    whole = bytearray(clip(kind))
+    for _ in range(data.draw(st.integers(1, 8))):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        new = data.draw(st.sampled_from([b"\xff" * 4, bytes(4), b"\x7f\xff\xff\xff", b"\0\x10\0\0", b"\1", b""]))
+        whole[at : at + data.draw(st.integers(0, 8))] = new
+    with contextlib.suppress(DataError):
+        info = probe_clip(bytes(whole), "clip")
+        assert info is None or 0 <= (info.seconds or 0) < 1e9
+
+
+def folder_of(path: Path, write: Callable[[str, bytes], None]) -> None:
+    write("a.mp4", clip("mp4"))
+    write("b.gif", clip("gif"))
+    still = io.BytesIO()
+    Image.fromarray(drawn(3)).save(still, "PNG")
+    write("c.png", still.getvalue())
+    mask = io.BytesIO()
+    Image.fromarray(np.where(drawn(3)[..., 0] > 100, 255, 0).astype(np.uint8)).save(mask, "PNG")
+    write("a.mask.png", mask.getvalue())
+
+
+def test_a_folder_of_clips_and_stills(tmp_path: Path) -> None:
+    folder_of(tmp_path, lambda name, data: (tmp_path / name).write_bytes(data) and None)
+    dataset = Dataset.scan(tmp_path, clips=True, default_caption="x", masks="files")
+    assert [item.key for item in dataset.items] == ["a.mp4", "b.gif", "c.png"]
+    assert [item.seconds is None for item in dataset.items] == [False, False, True]
+    assert [item.mask is None for item in dataset.items] == [False, True, True]
+    placed = assign_buckets(dataset, BucketRule(32, 16), clips=ClipRule((9,), 12, "chunk"))
+    shapes = [(item.key, placement.shape, placement.span) for item, placement in placed]
+    assert shapes == [
+        ("a.mp4", (32, 32, 9), Span(0, 9, 12)),
+        ("b.gif", (32, 32, 9), Span(0, 9, 12)),
+        ("c.png", (32, 32), None),
+    ]
+    (path, digest), (_, _, span) = (dataset.items[0].path, dataset.items[0].sha256), shapes[0]
+    assert span is not None
+    assert len(list(load_clip(path, digest, span))) == 9
+    path.write_bytes(clip("mov"))
+    with pytest.raises(DataError, match="was changed while"):
+        load_clip(path, digest, span)
+
+
+def test_what_is_remembered_of_a_clip_is_none_of_an_image(tmp_path: Path) -> None:
+    """A GIF that was read as a clip is still refused where there are no clips."""
+    (tmp_path / "b.gif").write_bytes(clip("gif"))
+    (item,) = Dataset.scan(tmp_path, clips=True, default_caption="x").items
+    seen: dict[str, Facts] = {item.sha256: item.facts}
+    (again,) = Dataset.scan(tmp_path, clips=True, default_caption="x", seen=seen).items
+    assert again.facts == item.facts
+    with pytest.raises(DatasetError, match="several frames"):
+        Dataset.scan(tmp_path, default_caption="x", seen=seen)
+
+
+def test_clips_that_are_not_asked_for_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(clip("mp4"))
+    with pytest.raises(DatasetError, match=r"clips need a model of video, and data\.frames"):
+        Dataset.scan(tmp_path, default_caption="x")
