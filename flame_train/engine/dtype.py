@@ -17,6 +17,8 @@ Array: TypeAlias = Any
 
 DType: TypeAlias = "np.dtype[Any]"
 
+HostBytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+
 float64 = np.dtype(np.float64)
 float32 = np.dtype(np.float32)
 float16 = np.dtype(np.float16)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args
 
-from .dtype import Array, DType, as_dtype, float32, is_float
+from .dtype import Array, DType, HostBytes, as_dtype, float32, is_float
 
 Float32Precision = Literal["highest", "high"]
 
@@ -38,6 +38,30 @@ class NodeWatch(Protocol):
         """Called with what it sends along each of its edges."""
 
 
+class SharedMemory(Protocol):
+    """Host memory that processes of this machine map together. All of them ask for the same places in one order."""
+
+    @property
+    def number(self) -> int:
+        """Which of them this process is."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+
+    def place(self, nbytes: int, own: bool) -> HostBytes:
+        """Returns the next bytes, from the beginning of a page. This process writes them if they are its `own`.
+
+        Raises DeviceFault if the system has no memory for them.
+        """
+
+    def complete(self) -> None:
+        """Says that this process wrote all that is its own, and waits until the others did.
+
+        Raises OtherRankFailed if one of them failed before.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Mode:
     """The ambient settings.
@@ -53,6 +77,7 @@ class Mode:
     - `hooks`: the observers of every op.
     - `watch`: the observers of every node of a backward pass.
     - `forced`: the implementation an op must use, by the op's name.
+    - `shared`: where arrays that wait on the host for good are kept once for several processes; None: each has its own.
     """
 
     grad: bool = True
@@ -67,6 +92,7 @@ class Mode:
     hooks: tuple[OpHook, ...] = ()
     watch: tuple[NodeWatch, ...] = ()
     forced: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    shared: SharedMemory | None = None
 
 
 _DEFAULT = Mode()
@@ -159,6 +185,13 @@ def use(**implementations: str) -> Iterator[None]:
     An op whose forced implementation does not exist or cannot run raises RuntimeError when it is called.
     """
     with _changed(forced=MappingProxyType({**mode().forced, **implementations})):
+        yield
+
+
+@contextmanager
+def keeping_in(shared: SharedMemory) -> Iterator[None]:
+    """Keeps what waits on the host for good in memory that several processes share. All of them load the same."""
+    with _changed(shared=shared):
         yield
 
 

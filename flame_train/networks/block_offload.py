@@ -16,8 +16,9 @@ import numpy as np
 
 from flame_train.engine import Tensor, nn
 from flame_train.engine.autograd.versions import VERSIONS
-from flame_train.engine.backend import Backend, backend_of, extent, owner
+from flame_train.engine.backend import Backend, extent, owner
 from flame_train.engine.backend.base import Offloaded
+from flame_train.engine.backend.kept_arrays import KeptArrays
 from flame_train.engine.dtype import Array, DType
 from flame_train.engine.mode import mode
 from flame_train.networks.block_network import Block, BlockNetwork, whole_blocks
@@ -48,11 +49,17 @@ class SwappedWeights:
     """
 
     def __init__(self, network: nn.Module, lender: nn.Module, streamed: frozenset[int]) -> None:
-        self._places, own_weights = [], dict(network.weights())
+        own_weights, memories = dict(network.weights()), list[Array]()
+        kept = KeptArrays(next(iter(own_weights.values())).backend)
         for name, theirs in lender.weights():
             for own, place in zip(arrays_of(own_weights[name]), arrays_of(theirs), strict=True):
                 if own.size and id(own) not in streamed:
-                    self._places.append(_borrowed(own, place))
+                    memories.append(_bytes(place.data))
+                    for number, array in enumerate((_bytes(own.data), memories[-1]), 2 * len(memories)):
+                        kept.add(number, array)
+                    own.data = place.data
+        kept.complete()
+        self._places = [_Borrowed(m, kept[2 * n], kept[2 * n + 1]) for n, m in enumerate(memories, 1)]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -64,14 +71,6 @@ class SwappedWeights:
         finally:
             for place in self._places:
                 place.hold(place.theirs)
-
-
-def _borrowed(own: Tensor, place: Tensor) -> _Borrowed:
-    mine, memory = _bytes(own.data), _bytes(place.data)
-    backend = own.backend
-    made = _Borrowed(memory, backend.offload(mine, keep=True), backend.offload(memory, keep=True))
-    own.data = place.data
-    return made
 
 
 def _bytes(array: Array) -> Any:
@@ -105,7 +104,6 @@ class _Place:
 class _Waiting:
     """A block's weights on the host."""
 
-    held: Offloaded
     places: list[_Place]
     nbytes: int
 
@@ -118,14 +116,14 @@ class StreamedWeights:
     needs the network.
     """
 
-    def __init__(self, network: Any, names: Collection[str]) -> None:
+    def __init__(self, network: Any, names: Collection[str], backend: Backend) -> None:
         assert isinstance(network, BlockNetwork)
         self._network: BlockNetwork | None = network
         self.parts: list[Block] = [block for name, block in network.named_blocks().items() if name in names]
         self._numbers = {id(block): number for number, block in enumerate(self.parts)}
         self._resident = {id(layer) for layer in network.run_outside()}
         self._waiting: dict[int, _Waiting] = {}
-        self._backend: Backend
+        self._backend, self._kept = backend, KeptArrays(backend)
         self._buffers: list[Array] = []
         self._holds: list[int | None] = []
         self._arrivals: list[Callable[[], None] | None] = []
@@ -133,24 +131,31 @@ class StreamedWeights:
 
     # ---- while the network is loaded ----------------------------------------------------------------
 
+    def reads(self, part: Block, layer: nn.Module, spec: nn.ParamSpec) -> bool:
+        """Tells whether this process needs the values of a weight: what stays on the device, and its own blocks'."""
+        stays = spec.is_buffer or id(layer) in self._resident
+        return stays or self._kept.is_own(self._numbers[id(part)])
+
     def move(self, part: Block) -> None:
         """Copies the weights of a block to the host, and gives their memory on the device back."""
         tensors = [t for t in self._tensors(part) if t.size]
         offsets, size = _laid_out([t.data for t in tensors])
-        backend = backend_of(tensors[0].data)
+        number, backend = self._numbers[id(part)], self._backend
         gathered = backend.empty((size,), _BYTE)
         places = []
         for tensor, offset in zip(tensors, offsets, strict=True):
             place = _Place(tensor, offset, tensor.shape, tensor.dtype, memory_order(tensor.data))
             place.of(gathered)[...] = tensor.data
             places.append(place)
-        self._waiting[self._numbers[id(part)]] = _Waiting(backend.offload(gathered, keep=True), places, size)
+        self._kept.add(number, gathered)
+        self._waiting[number] = _Waiting(places, size)
         for tensor in tensors:
             tensor.data = backend.empty((0,), tensor.dtype)
 
-    def begin(self, backend: Backend) -> None:
+    def begin(self) -> None:
         """Makes the buffers, and gives each block's weights their places there."""
-        self._backend = backend
+        self._kept.complete()
+        backend = self._backend
         count = min(BUFFERS, len(self.parts))
         sizes = [max(w.nbytes for number, w in self._waiting.items() if number % count == i) for i in range(count)]
         self._buffers = [backend.empty((size,), _BYTE) for size in sizes]
@@ -197,7 +202,7 @@ class StreamedWeights:
         if self._holds[place] != number:
             self._holds[place] = number
             waiting = self._waiting[number]
-            self._arrivals[place] = waiting.held.fetch(self._buffers[place][: waiting.nbytes])
+            self._arrivals[place] = self._kept[number].fetch(self._buffers[place][: waiting.nbytes])
 
     def _wait(self, number: int) -> None:
         place = number % len(self._buffers)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..dtype import Array, DType
+from ..dtype import Array, DType, HostBytes
 
 
 def same_place(a: Array | None, b: Array) -> bool:
@@ -145,9 +145,15 @@ class Backend(Protocol):
         array that waits for good, and counts in `host_bytes`.
         """
 
+    def keep_in(self, memory: HostBytes, array: Array | None) -> Offloaded:
+        """Keeps an array of bytes in host memory that processes share; None: finds there what another one keeps.
+
+        Raises DeviceFault if the system refuses to pin the memory.
+        """
+
     @property
     def host_bytes(self) -> int:
-        """The bytes of arrays that `offload` keeps in host memory for good."""
+        """The bytes of arrays that wait in host memory for good."""
 
     @property
     def program(self) -> int:

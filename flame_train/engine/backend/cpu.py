@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from ...errors import HostRead
-from ..dtype import Array, DType
+from ..dtype import Array, DType, HostBytes
 from ..mode import mode
 from .base import Memory
 from .host_memory import Allocations, Peak, resident
@@ -107,6 +107,11 @@ class CpuBackend:
 
     def offload(self, array: Array, *, keep: bool = False) -> _HostCopy:
         return _HostCopy(np.array(array, copy=True, order="K"), self._kept if keep else None)
+
+    def keep_in(self, memory: HostBytes, array: Array | None) -> _HostCopy:
+        if array is not None:
+            memory[...] = array
+        return _HostCopy(memory, self._kept)
 
     @property
     def host_bytes(self) -> int:

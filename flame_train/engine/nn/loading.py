@@ -26,6 +26,9 @@ class OffloadOnLoad(Protocol):
     def parts(self) -> Collection[Any]:
         """The parts; none lies in another."""
 
+    def reads(self, part: Any, layer: Module, spec: ParamSpec) -> bool:
+        """Tells whether the values of a weight are wanted, or its place in memory alone."""
+
     def move(self, part: Any) -> None:
         """Takes the weights of a part, which are loaded and packed."""
 
@@ -43,7 +46,7 @@ class LoadedParts:
     def __init__(self, module: Any, layers: Sequence[Module], backend: Backend, mover: OffloadOnLoad | None) -> None:
         self._module, self._backend, self._mover = module, backend, mover
         parts = () if mover is None else mover.parts
-        inside = {id(layer): part for part in parts for _, layer in part.named_modules()}
+        self._inside = inside = {id(layer): part for part in parts for _, layer in part.named_modules()}
         owners = [inside.get(id(layer)) for layer in layers]
         self._ends = {id(part): place for place, part in enumerate(owners) if part is not None}
         self._parts = {self._ends[id(part)]: part for part in parts if id(part) in self._ends}
@@ -53,6 +56,11 @@ class LoadedParts:
             first, *others = {id(inside.get(id(layer))) for layer in group}
             alone = not others and first in self._ends
             (self._groups.setdefault(first, []) if alone else self._rest).append(group)
+
+    def reads(self, layer: Module, spec: ParamSpec) -> bool:
+        """Tells whether the values of a weight are wanted, or its place in memory alone."""
+        part = self._inside.get(id(layer))
+        return self._mover is None or part is None or self._mover.reads(part, layer, spec)
 
     def after(self, place: int) -> None:
         """The weight at this place of the network's order is there, as all before it."""
@@ -154,6 +162,8 @@ def load(
     for name, part, attr, spec in specs:
         if filling.packs(part, attr) and (kept := _kept_nf4(source, name, spec, storage, device)) is not None:
             filling.take_kept(part, attr, kept)
+        elif not filling.reads(part, spec):
+            filling.take_place(part, attr, spec)
         else:
             filling.take(part, attr, spec, _read(source, name, what, spec))
     names = filling.end()
@@ -196,6 +206,19 @@ class _Filling:
     def packs(self, part: Module, attr: str) -> bool:
         """Tells whether a weight is stored in fewer bits."""
         return attr == "weight" and part in self._packed
+
+    def reads(self, part: Module, spec: ParamSpec) -> bool:
+        """Tells whether the values of a weight are wanted."""
+        return self._completion.reads(part, spec)
+
+    def take_place(self, part: Module, attr: str, spec: ParamSpec) -> None:
+        """Gives the next weight memory, whose contents nobody reads."""
+        self._put_until(0)
+        with np.errstate(all="ignore"):  # what lies there is converted all the same
+            _put_place(self._backend, part, attr, spec, self._dtype)
+            if self.packs(part, attr):
+                part.quantize(self._storage, self._packed[part])
+        self._next()
 
     def take(self, part: Module, attr: str, spec: ParamSpec, host: np.ndarray[Any, Any]) -> None:
         """Starts copying the next weight."""
@@ -264,15 +287,18 @@ def allocate(
     packed = {} if storage is None else module.quantizable()
     completion = LoadedParts(module, [layer for _, layer, *_ in specs], backend, mover)
     for place, (_, part, attr, spec) in enumerate(specs):
-        four = len(spec.shape) == 4
-        made = backend.empty(
-            [spec.shape[i] for i in (0, 2, 3, 1)] if four else spec.shape, spec.dtype or as_dtype(dtype)
-        )
-        put_array(part, attr, made.transpose(0, 3, 1, 2) if four else made)
+        _put_place(backend, part, attr, spec, as_dtype(dtype))
         if attr == "weight" and part in packed:
             part.quantize(storage, packed[part])
         completion.after(place)
     completion.end()
+
+
+def _put_place(backend: Backend, part: Module, attr: str, spec: ParamSpec, dtype: DType) -> None:
+    """Gives a weight memory in the order that loading leaves it in."""
+    four = len(spec.shape) == 4
+    made = backend.empty([spec.shape[i] for i in (0, 2, 3, 1)] if four else spec.shape, spec.dtype or dtype)
+    put_array(part, attr, made.transpose(0, 3, 1, 2) if four else made)
 
 
 def _kept_nf4(

@@ -82,12 +82,13 @@ class Part:
         Raises:
             ModelFileError: a tensor holds NaN or infinity, or the file was changed since it was opened.
             DeviceFault: the host has no memory for the blocks.
+            OtherRankFailed: another process that keeps blocks for this one did.
         """
         network = self.build()
-        blocks = StreamedWeights(network, streamed) if streamed else None
+        blocks = StreamedWeights(network, streamed, get_backend(device)) if streamed else None
         self._fill(network, Target(device, dtype, storage, check_finite, blocks))
         if blocks is not None:
-            blocks.begin(get_backend(device))
+            blocks.begin()
         return network
 
     def load_in_turn(self, *, device: str, dtype: DType | str) -> Any:

@@ -19,6 +19,7 @@ from flame_train.config.schema import Config
 from flame_train.disk.preflight import user_cache
 from flame_train.distributed.group import ProcessGroup
 from flame_train.distributed.join import join
+from flame_train.distributed.local_memory import copies_kept
 from flame_train.distributed.watch import Watch, ending_together
 from flame_train.engine.backend import check_formats, get_backend
 from flame_train.engine.mode import deterministic
@@ -62,7 +63,7 @@ from flame_train.run.train.train_run import train_run
 from flame_train.training.result import check_code, check_sources
 from flame_train.training.session import SILENT, Callbacks, Session, StopRequest
 
-from ..memory.card import limit_pools, log_budget, refuse_small_host, resolve_offload, within_budget
+from ..memory.card import keeps_on_host, limit_pools, log_budget, refuse_small_host, resolve_offload, within_budget
 from ..memory.kept_prediction import kept_prediction, predict_ahead
 from ..memory.prediction import notice_memory
 from .describe import describe
@@ -177,7 +178,9 @@ def _train(
         plan = plan if budget is None else budget.plan
         with group.barrier():
             plan = resolve_offload(plan, None if device == "cpu" else gpu_of(device), group.world)
-            refuse_small_host(plan)
+        copies = copies_kept(group) if keeps_on_host(plan) else 1
+        with group.barrier():
+            refuse_small_host(plan, copies)
         if budget is not None and group.leads:
             log_budget(budget)
         with with_remote_copy(plan, session, remote_wait) as session, limit_pools(device, budget):

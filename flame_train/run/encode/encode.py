@@ -19,6 +19,7 @@ from flame_train.data.views import ViewedImage
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.preflight import make_folder, preflight, size, user_cache
 from flame_train.distributed.group import ProcessGroup
+from flame_train.distributed.local_memory import keeping_once
 from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import is_float
@@ -146,15 +147,32 @@ def encode(plan: Plan, keys: Keys, session: Session) -> Encoded:
             if group.leads:
                 cache.remove_stale()
         with group.barrier():
-            _fill(plan, keys, cache, session)
+            missing = _find_missing(plan, keys, cache, session)
+        once = keeping_once(group, plan.encoding.streamed > 0, bool(missing.captions))
+        with group.barrier(), no_grad():
+            with once:
+                if missing.captions:
+                    _encode_captions(plan.encoding, cache, missing.captions, session)
+                    get_backend(session.device).empty_cache()
+            if missing.images:
+                _encode_images(plan.encoding, cache, missing.images, session)
+                get_backend(session.device).empty_cache()
     if group.leads:
         decoded: dict[str, Facts] = {c.sha256: c.size for row in rows for c in row.item.controls if c.plain}
         remember(cache.folder, decoded | {row.item.sha256: row.item.facts for row in rows if row.item.plain})
     return Encoded(plan, keys, cache, encoder_outputs(plan.encoding.text))
 
 
-def _fill(plan: Plan, keys: Keys, cache: DiskCache, session: Session) -> None:
-    """Encodes what is missing of this process's share of the keys."""
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """What this process is to encode, by key."""
+
+    captions: Mapping[str, EncoderInput]
+    images: Mapping[str, ViewedImage]
+
+
+def _find_missing(plan: Plan, keys: Keys, cache: DiskCache, session: Session) -> _Missing:
+    """Finds what is missing of this process's share of the keys, makes room for it, and keeps the masks."""
     encoding, rows, group, stop = plan.encoding, plan.everything.rows, session.group, session.stop
     texts = _share({key: caption for caption, key in keys.captions.items()}, group)
     places, covers = _share(_places(keys.images), group), _share(_places(keys.masks), group)
@@ -181,13 +199,7 @@ def _fill(plan: Plan, keys: Keys, cache: DiskCache, session: Session) -> None:
             preflight(cache.folder, text + rest, remedy)
             make_folder(cache.folder, "name another")
     _keep_masks(encoding, rows, cache, masks, stop)
-    with no_grad():
-        if captions:
-            _encode_captions(encoding, cache, captions, session)
-            get_backend(session.device).empty_cache()
-        if images:
-            _encode_images(encoding, cache, images, session)
-            get_backend(session.device).empty_cache()
+    return _Missing(captions, images)
 
 
 def _room(folder: Path, text: int, rest: int, texts: int) -> str:

@@ -197,11 +197,21 @@ def resolve_offload(plan: Plan, gpu: Gpu | None, processes: int = 1) -> Plan:
     return streaming(share)
 
 
-def refuse_small_host(plan: Plan) -> None:
-    """Raises OutOfMemory if the host has too little memory for the weights that wait there; nothing is loaded yet."""
-    preview, text = plan.checked.sample_model, plan.checked.streamed_text and plan.encoding.text
-    if not plan.checked.streamed and not text and preview is plan.model:
+def keeps_on_host(plan: Plan) -> bool:
+    """Tells whether weights wait in host memory for good."""
+    text = plan.checked.streamed_text and plan.encoding.text
+    return bool(plan.checked.streamed or text or plan.checked.sample_model is not plan.model)
+
+
+def refuse_small_host(plan: Plan, copies: int = 1) -> None:
+    """Raises OutOfMemory if the host has too little memory for the weights that wait there; nothing is loaded yet.
+
+    Args:
+        copies: how often its processes keep them.
+    """
+    if not keeps_on_host(plan):
         return
+    preview, text = plan.checked.sample_model, plan.checked.streamed_text and plan.encoding.text
     with shape_run(H100) as run:
         loaded_parts: list[object] = [load_encoders(plan.encoding, "cuda")] if text else []
         encoders = run.host_bytes
@@ -209,7 +219,7 @@ def refuse_small_host(plan: Plan) -> None:
         loaded_parts.append(denoiser := load_denoiser(plan, "cuda"))
         if preview is not plan.model:
             loaded_parts.append(load_preview(preview, plan.config, denoiser, "cuda"))
-        needed = max(encoders, run.host_bytes)
+        needed = copies * max(encoders, run.host_bytes)
     room = available()
     if needed > room:
         needed_gib, free = (f"{n / 2**30:.2f} GiB" for n in (needed, room))

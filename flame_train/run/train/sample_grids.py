@@ -18,6 +18,7 @@ from flame_train.config.schema import Config
 from flame_train.data.grid import Pixels, grid, png
 from flame_train.data.views import ViewedImage
 from flame_train.distributed.group import ProcessGroup
+from flame_train.distributed.local_memory import keeping_once
 from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
@@ -107,7 +108,8 @@ def grid_sampler(
         return None
     c, model, device, group = plan.config, model or plan.model, session.device, session.group
     specs = [sampler_spec(each, c.model, c.loss, model, device=device, dtype=c.train.precision) for each in images]
-    preview = None if model is plan.model else load_preview(model, c, denoiser, device)
+    with keeping_once(group, model is not plan.model):
+        preview = None if model is plan.model else load_preview(model, c, denoiser, device)
     denoiser, acting = sampling_with(attached, denoiser, preview, c.text_encoders.train)
     vae = vae or model.vae.load(c.model.vae_precision, device, c.model.vae_tile)
     beside = [controls(request.images) for request in images]

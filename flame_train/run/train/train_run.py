@@ -11,6 +11,7 @@ from flame_train.data.order import Choices
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.disk.preflight import reading
 from flame_train.distributed.group import ProcessGroup
+from flame_train.distributed.local_memory import keeping_once
 from flame_train.engine.backend import get_backend
 from flame_train.errors import OutputError
 from flame_train.io.commit import Checkpoint
@@ -45,7 +46,8 @@ def train_run(plan: Plan, encoded: Encoded, folder: RunFolder, start: Start, ses
     """
     c, checkpoint, before = plan.config, start.checkpoint, start.before
     earlier = start.count_earlier_updates()
-    with session.group.barrier():
+    once = keeping_once(session.group, bool(plan.checked.streamed))
+    with session.group.barrier(), once:
         initial = plan.checked.initial_lora if checkpoint is None else {}
         denoiser, attached, state = load_networks(plan, session, initial, earlier)
     if before is not None:

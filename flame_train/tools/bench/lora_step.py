@@ -127,10 +127,10 @@ def prepare(case: BenchCase, group: ProcessGroup = ALONE) -> Prepared:
     check_formats(case.device, {"--precision": dtype})
     if case.storage is not None:
         case.storage.check(case.device, dtype)
-    waiting = StreamedWeights(network, streamed) if streamed else None
+    waiting = StreamedWeights(network, streamed, backend) if streamed else None
     randomise(network, dtype, backend, case.storage, waiting)
     if waiting is not None:
-        waiting.begin(backend)
+        waiting.begin()
     trained = config.text_encoders.train
     running = running_encoders(model, trained, case.checkpointing, lambda text: randomise(text, dtype, backend))
     denoiser = replace(Denoiser.of(model, network, case.device, 1.0), text=running)

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final, Literal
 
 from flame_train.distributed.group import ALONE, ProcessGroup
+from flame_train.distributed.local_memory import keeping_once
 from flame_train.engine import capture
 from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.mode import deterministic
@@ -39,7 +40,7 @@ def measure(
     Returns:
         The same in all processes. Milliseconds are medians of the slowest process: `one_ms` of a step by itself, `ms`
         of one together, `sum_ms` of the sum. `share` is images a second in terms of so many times one process's.
-        `peak_gib` is of each process, by rank.
+        `peak_gib` is of each process, by rank, and `host_gib` what waits in host memory, once for all of a machine.
 
     Raises:
         ConfigError: settings that allow no step, or that PyTorch's step has no counterpart of.
@@ -48,8 +49,12 @@ def measure(
     if against is not None:
         check_counterpart(case)
     backend = get_backend(case.device)
+    once = keeping_once(group, any(setting.startswith("model.offload=") for setting in case.settings))
     with deterministic(case.deterministic):
-        mine = _timed(prepare(case, group), group)
+        with once:
+            prepared = prepare(case, group)
+        mine, host = _timed(prepared, group), backend.host_bytes
+        del prepared
     of_all = [json.loads(text) for text in group.all_gather(json.dumps(mine))]
     slowest = {name: max(each[name] for each in of_all) for name in ("one_ms", "ms", "sum_ms")}
     result = asdict(case) | {"device": case.device.partition(":")[0], "processes": group.world} | slowest
@@ -58,6 +63,8 @@ def measure(
         "share": round(slowest["one_ms"] / slowest["ms"], 4),
         "peak_gib": [each["peak_gib"] for each in of_all],
     }
+    if host:
+        result |= {"host_gib": gib(host)}
     if backend.asynchronous:
         result |= {"predicted_gib": gib(predicted(case, group.world).peak)}
     if against is None:

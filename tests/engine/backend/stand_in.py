@@ -366,6 +366,8 @@ RUNTIME = SimpleNamespace(
     CUDARuntimeError=OSError,
     memcpyDeviceToHost=2,
     memcpyHostToDevice=1,
+    hostRegister=lambda begin, size, flags: None,
+    hostUnregister=lambda begin: None,
     memcpyAsync=lambda to, source, size, kind, stream: ctypes.memmove(to, source, size),
     getDeviceProperties=lambda index: {"name": b"stand-in"},
 )

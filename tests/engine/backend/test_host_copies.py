@@ -45,15 +45,15 @@ class Run:
         self.main = Line()
         self.copies = HostCopies(Cuda(), self.main, lambda *_: None)
         network = Row()
-        self.backend = SimpleNamespace(program=0)
-        self.weights: Any = StreamedWeights(network, list(network.named_blocks()))
+        self.backend = SimpleNamespace(program=0, described=False)
+        self.weights: Any = StreamedWeights(network, list(network.named_blocks()), self.backend)
         self.blocks = list(network.named_blocks().values())
         for block in self.blocks:
             block.checkpointing = "full"
-        held = [self.copies.of(Named(f"block {i}", i + 1), None) for i in range(BLOCKS)]
+        self.weights._kept = {i: self.copies.of(Named(f"block {i}", i + 1), None) for i in range(BLOCKS)}
         self.main.queued.clear()
-        self.weights._waiting = {i: SimpleNamespace(held=h, nbytes=i + 1) for i, h in enumerate(held)}
-        self.weights._backend, self.weights._buffers = self.backend, [Named("a"), Named("b")]
+        self.weights._waiting = {i: SimpleNamespace(nbytes=i + 1) for i in range(BLOCKS)}
+        self.weights._buffers = [Named("a"), Named("b")]
         self.weights._holds, self.weights._arrivals = [None] * 2, [None] * 2
 
     def forward(self) -> None:
@@ -132,7 +132,7 @@ def test_another_program_knows_nothing_of_what_the_buffers_hold(run: Run) -> Non
 
 def test_memory_that_is_kept_counts_while_it_lives(run: Run) -> None:
     assert run.copies.kept_bytes == sum(range(1, BLOCKS + 1))
-    run.weights._waiting.clear()
+    run.weights._kept.clear()
     assert run.copies.kept_bytes == 0
 
 
@@ -158,3 +158,30 @@ def test_a_copy_comes_back_into_a_new_array_and_into_one_that_is_there(gpu: Any,
     arrived = held.fetch(there)
     arrived()
     np.testing.assert_array_equal(np.asarray(there), host)
+
+
+def test_memory_that_processes_share_is_pinned_while_a_copy_lies_there(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned, runtime = dict[int, int](), gpu.xp.cuda.runtime
+    monkeypatch.setattr(runtime, "hostRegister", lambda begin, size, flags: pinned.update({begin: size}))
+    monkeypatch.setattr(runtime, "hostUnregister", pinned.pop)
+    host, memory = np.arange(24, dtype=np.uint8), np.zeros(24, np.uint8)
+    written = gpu.keep_in(memory, gpu.to_device(host))
+    np.testing.assert_array_equal(memory, host)
+    memory[3] = 99
+    found, out = gpu.keep_in(memory, None), gpu.to_device(host)
+    found.fetch(out)()
+    np.testing.assert_array_equal(np.asarray(out), memory)
+    assert gpu.host_bytes == 48
+    assert pinned == {memory.ctypes.data: 24}
+    del written, found
+    assert not pinned
+    assert gpu.host_bytes == 0
+
+    def refuse(begin: int, size: int, flags: int) -> None:
+        raise OSError("cudaErrorMemoryAllocation: out of memory")
+
+    monkeypatch.setattr(runtime, "hostRegister", refuse)
+    with pytest.raises(DeviceFault, match="the system refused 0 MiB of pinned host memory"):
+        gpu.keep_in(memory, None)

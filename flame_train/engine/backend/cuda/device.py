@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import EnvironmentFault, HostRead, is_out_of_memory
-from ...dtype import Array, DType
+from ...dtype import Array, DType, HostBytes
 from ...mode import mode
 from ..base import Memory
 from ..capability import refuse_too_old
@@ -158,6 +158,10 @@ class CudaBackend:
         # A captured step's memory is kept apart as on the device: nothing else may lie where a replay writes.
         pool = None if keep else self._graph_pinned if self._apart else self._pinned
         return self._host_copies.of(self.kernels.contiguous(array), pool)
+
+    def keep_in(self, memory: HostBytes, array: Array | None) -> PinnedCopy:
+        _refuse_in_capture("keeps no memory", "offload for good before the step")
+        return self._host_copies.within(memory, None if array is None else self.kernels.contiguous(array))
 
     @property
     def host_bytes(self) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....errors import DeviceFault
-from ...dtype import Array, DType
+from ...dtype import Array, DType, HostBytes
 from ...mode import mode
 
 
@@ -60,10 +61,18 @@ class HostCopies:
     def of(self, dense: Array, pool: Any) -> PinnedCopy:
         """A copy of a contiguous array, in memory of `pool`; of its own, which counts as kept, if that is None."""
         size = max(int(dense.nbytes), 1)
-        held = self._pinned(size) if pool is None else pool.malloc(size)
-        made = PinnedCopy(self, dense, held)
+        made = PinnedCopy(self, dense, self._pinned(size) if pool is None else pool.malloc(size))
+        made.store(dense)
         if pool is None:
             self._kept.add(made)
+        return made
+
+    def within(self, memory: HostBytes, dense: Array | None) -> PinnedCopy:
+        """A copy that counts as kept, in memory that is pinned while it is needed; None: what is there already."""
+        made = PinnedCopy(self, memory, self._asked(memory.nbytes, lambda: _Registered(self.cuda.runtime, memory)))
+        if dense is not None:
+            made.store(dense)
+        self._kept.add(made)
         return made
 
     @property
@@ -73,8 +82,11 @@ class HostCopies:
 
     def _pinned(self, size: int) -> Any:
         """Pinned memory outside the pools, which goes back to the system with the array that waits in it."""
+        return self._asked(size, lambda: self.cuda.PinnedMemory(size))
+
+    def _asked(self, size: int, ask: Callable[[], Any]) -> Any:
         try:
-            return self.cuda.PinnedMemory(size)
+            return ask()
         except (self.cuda.runtime.CUDARuntimeError, MemoryError) as error:
             raise DeviceFault(
                 f"the system refused {size / 2**20:.0f} MiB of pinned host memory, after "
@@ -110,16 +122,32 @@ class HostCopies:
         self._forked = False
 
 
+class _Registered:
+    """Memory of the system that is pinned as long as this lives."""
+
+    def __init__(self, runtime: Any, memory: HostBytes) -> None:
+        self._runtime, self._memory, self.ptr = runtime, memory, int(memory.ctypes.data)
+        runtime.hostRegister(self.ptr, memory.nbytes, 0)
+
+    def __del__(self) -> None:
+        """Gives the pages back to the system."""
+        with contextlib.suppress(Exception):  # the driver is gone at the end of the process, or refused them
+            self._runtime.hostUnregister(self.ptr)
+
+
 class PinnedCopy:
     """An array's copy in pinned memory; see `base.Offloaded`."""
 
     __slots__ = ("__weakref__", "_copies", "_dtype", "_held", "_shape", "nbytes")
 
-    def __init__(self, copies: HostCopies, dense: Array, held: Any) -> None:
+    def __init__(self, copies: HostCopies, like: Array, held: Any) -> None:
         self._copies, self._held = copies, held
-        self._shape, self._dtype, self.nbytes = dense.shape, dense.dtype, int(dense.nbytes)
-        runtime = copies.cuda.runtime
-        runtime.memcpyAsync(held.ptr, dense.data.ptr, self.nbytes, runtime.memcpyDeviceToHost, copies.main.ptr)
+        self._shape, self._dtype, self.nbytes = like.shape, like.dtype, int(like.nbytes)
+
+    def store(self, dense: Array) -> None:
+        """Starts copying the array here."""
+        runtime, queue = self._copies.cuda.runtime, self._copies.main.ptr
+        runtime.memcpyAsync(self._held.ptr, dense.data.ptr, self.nbytes, runtime.memcpyDeviceToHost, queue)
 
     def reload(self) -> Array:
         out, runtime = self._copies.empty(self._shape, self._dtype), self._copies.cuda.runtime
