@@ -30,6 +30,7 @@ FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "anima": "Anima",
         "qwenimage1": "Qwen-Image 1",
         "qwenimage": "Qwen-Image 2.1",
+        "wan": "Wan 2.2",
     }
 )
 """Name -> usual name. `models.<name>.family` has its `Family`, `<name>-lora` is its command."""

@@ -43,6 +43,7 @@ class Op(Enum):
     LAST = (
         "last"  # [O, I, T, H, W] -> [O, I, H, W], that of the last T, or as it is without T; only read, never written
     )
+    TAPS = "taps"  # [O, I, T, H, W] -> [T * O, I, H, W], one T after the other; only read, never written
     SCALE = "scale"  # a tensor and a single number -> their product in fp32; only read, never written
 
     @property
@@ -58,7 +59,7 @@ _INVERSES: Final = {
     Op.SIX_ROWS: Op.IN_A_ROW,
     Op.IN_A_ROW: Op.SIX_ROWS,
 }
-_ONLY_READ: Final = (Op.FLAT, Op.LAST, Op.SCALE)
+_ONLY_READ: Final = (Op.FLAT, Op.LAST, Op.TAPS, Op.SCALE)
 
 
 class Readable(Protocol):
@@ -127,6 +128,8 @@ class Source:
                 tensor = first.reshape(-1)
             case Op.LAST:
                 tensor = first[:, :, -1] if first.ndim == 5 else first
+            case Op.TAPS:
+                tensor = np.moveaxis(first, 2, 0).reshape(-1, first.shape[1], *first.shape[3:])
             case Op.SCALE:
                 tensor = widened(first, np.float32)
                 tensor *= stored[1].astype(np.float32).reshape(())
@@ -187,6 +190,8 @@ class Source:
                 return first[:1] if math.prod(first[1:]) == 1 else None
             case Op.LAST:
                 return (*first[:2], *first[3:]) if len(first) == 5 else first if len(first) == 4 else None
+            case Op.TAPS:
+                return (first[2] * first[0], first[1], *first[3:]) if len(first) == 5 else None
             case Op.SCALE:
                 return first if math.prod(rest[0]) == 1 else None
         return first

@@ -82,21 +82,26 @@ class Statistics(nn.Module):
         return self.running_mean, (self.running_var + STATISTICS_EPS).sqrt()
 
 
-def patched(x_BHWC: Tensor, side: int) -> Tensor:
-    """Squares of pixels as one: (B, H / side, W / side, C * side^2), the numbers of a channel in a row."""
+def patched(x_BHWC: Tensor, side: int, by_column: bool = False) -> Tensor:
+    """Squares of pixels as one: (B, H / side, W / side, C * side^2), the numbers of a channel in a row.
+
+    These are a square's rows one after the other, or its columns.
+    """
     if side == 1:
         return x_BHWC
     B, H, W, C = x_BHWC.shape
-    squares = x_BHWC.reshape(B, H // side, side, W // side, side, C).permute(0, 1, 3, 5, 2, 4)
+    order = (0, 1, 3, 5, 4, 2) if by_column else (0, 1, 3, 5, 2, 4)
+    squares = x_BHWC.reshape(B, H // side, side, W // side, side, C).permute(*order)
     return squares.reshape(B, H // side, W // side, C * side**2)
 
 
-def unpatched(x_BHWC: Tensor, side: int) -> Tensor:
+def unpatched(x_BHWC: Tensor, side: int, by_column: bool = False) -> Tensor:
     """Returns the reverse of `patched`."""
     if side == 1:
         return x_BHWC
     B, H, W, C = x_BHWC.shape
-    squares = x_BHWC.reshape(B, H, W, C // side**2, side, side).permute(0, 1, 4, 2, 5, 3)
+    order = (0, 1, 5, 2, 4, 3) if by_column else (0, 1, 4, 2, 5, 3)
+    squares = x_BHWC.reshape(B, H, W, C // side**2, side, side).permute(*order)
     return squares.reshape(B, H * side, W * side, C // side**2)
 
 

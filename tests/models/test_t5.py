@@ -46,7 +46,7 @@ def test_a_caption_does_not_depend_on_its_batch(encoder):
 
 
 def test_only_distance_and_direction_count_for_the_position_bias(encoder):
-    bias = encoder.encoder.bias(9).numpy()
+    bias = encoder.encoder.bias(encoder.encoder.tables[0], 9).numpy()
     assert bias.shape == (1, ARCH.heads, 9, 9)
     for offset in range(-8, 9):
         on_diagonal = np.diagonal(bias[0], offset, axis1=-2, axis2=-1)

@@ -169,6 +169,7 @@ _IN_BLOCK: Final = (
     r"((self|cross)_attn_(q|k|v|output)_proj|adaln_modulation_\w+_[12]|mlp_layer[12])_"
 )
 _IN_ADAPTER: Final = r"^(.*_)?(llm_adapter|text_conditioner)_(blocks_\d+|out_proj)_"
+_WAN: Final = Width("_attn1_to_[qkv]", 3072)
 _SINGLE_FILE, _ADAPTER_END = "blocks.0.adaln_modulation_self_attn.1.weight", "llm_adapter.out_proj.weight"
 MARKS: Final = Marks(
     names={"anima": "Anima", "cosmos2": "Cosmos-Predict2"},
@@ -180,7 +181,10 @@ MARKS: Final = Marks(
     ),
     loras=(
         LoraMark("anima", f"{_IN_BLOCK}|{_IN_ADAPTER}"),
-        LoraMark("anima", rf"^{JOINT}(attn1_|norm3_linear_)"),
+        # Wan's blocks are called so too, where `transformer.` stands before them
+        LoraMark(
+            "anima", rf"^{JOINT}(attn1_|norm3_linear_)", rf"^{JOINT}ffn_", unless=(Width("_attn1_to_[qkv]", 3072),)
+        ),
         LoraMark("anima", rf"^{JOINT}", sizes=(Width("_attn2_to_[kv]", 1024),)),
     ),
     written={"anima": "anima"},

@@ -18,11 +18,11 @@ from flame_train.engine import Tensor, checkpoint, nn, rematerialize, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.errors import ModelFileError
-from flame_train.models.flux.blocks import modulated
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
 from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patched, token_grid, unpatchify
+from flame_train.networks.modulation import modulated
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _EPS: Final = 1e-6

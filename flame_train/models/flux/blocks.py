@@ -18,6 +18,7 @@ from flame_train.engine.nn import param
 from flame_train.networks.arch import Shapes, TransformerArch, block_count
 from flame_train.networks.attention_mlp import feed_forward
 from flame_train.networks.block_network import Block, bounded
+from flame_train.networks.modulation import modulated
 from flame_train.networks.rope import Angles, Grids, grid, rope_angles
 
 
@@ -132,14 +133,6 @@ def gelu_feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: T
         shift, scale, gate: its modulation, (B, 1, D) each.
     """
     return F.gated_add(x_BLD, gate, feed_forward(mlp[0], mlp[2], modulated(x_BLD, shift, scale)))
-
-
-# The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway. In 16 bits
-# this frees a fifth of dev's activations, for two more passes over memory.
-
-
-def modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return rematerialize(F.layer_norm_modulate, x_BLD, scale, shift, EPS)
 
 
 def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:

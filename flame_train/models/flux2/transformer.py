@@ -26,12 +26,12 @@ from flame_train.models.flux.blocks import (
     Stream,
     attend,
     block_sizes,
-    modulated,
 )
 from flame_train.networks.arch import shape_of
 from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import token_grid
+from flame_train.networks.modulation import modulated
 from flame_train.networks.rope import Angles, Grids, RopeTables, grid, rope_angles
 
 FREQUENCIES: Final = 256

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from flame_train.engine import Tensor, checkpoint, nn, rematerialize
+from flame_train.engine import Tensor, checkpoint, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import float32
 from flame_train.models.qwenimage.arch import FREQUENCIES, image_axes
@@ -25,6 +25,7 @@ from flame_train.networks.attention_mlp import feed_forward
 from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
+from flame_train.networks.modulation import gated, modulated
 from flame_train.networks.rope import Angles, Grids, RopeTables, rope_angles, stated_axes
 
 PATCH: Final = 2  # the side of a token in latent pixels
@@ -129,26 +130,6 @@ class Attention(nn.Module):
         return self.to_out[0](for_img), self.to_add_out(for_txt)
 
 
-# The inputs of linear layers are rematerialized: their own inputs have the same size and are saved anyway.
-
-
-def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return rematerialize(_normed, x_BLD, scale, shift)
-
-
-def _normed(x_BLD: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    return F.layer_norm_modulate(_runs(x_BLD, scale), scale, shift, _EPS).reshape(x_BLD.shape)
-
-
-def _gated(x_BLD: Tensor, gate: Tensor, found_BLD: Tensor) -> Tensor:
-    return F.gated_add(_runs(x_BLD, gate), gate, _runs(found_BLD, gate)).reshape(x_BLD.shape)
-
-
-def _runs(x_BLD: Tensor, rows: Tensor) -> Tensor:
-    """Returns the tokens as (B, L / R, R, D) for rows (B, L / R, 1, D), and as they are for a row an image."""
-    return x_BLD if rows.ndim == x_BLD.ndim else x_BLD.reshape(*rows.shape[:2], -1, rows.shape[-1])
-
-
 class TransformerBlock(Block):
     """Joint attention, then an MLP for each stream; shift, scale and gate of both follow from the time."""
 
@@ -179,9 +160,9 @@ class TransformerBlock(Block):
         shift_i, scale_i, gate_i, *feed_i = F.chunk(rows, _PARTS, dim=-1)
         time_B1D = time_BND if runs is None else time_BND[:, :1]
         shift_t, scale_t, gate_t, *feed_t = F.chunk(self.txt_mod[1](time_B1D), _PARTS, dim=-1)
-        img, txt = _modulated(img_BLD, shift_i, scale_i), _modulated(txt_BTD, shift_t, scale_t)
+        img, txt = modulated(img_BLD, shift_i, scale_i), modulated(txt_BTD, shift_t, scale_t)
         found_i, found_t = self.attn(img, txt, cos_S1E, sin_S1E, mask)
-        img_BLD, txt_BTD = _gated(img_BLD, gate_i, found_i), _gated(txt_BTD, gate_t, found_t)
+        img_BLD, txt_BTD = gated(img_BLD, gate_i, found_i), gated(txt_BTD, gate_t, found_t)
         if self.checkpointing == "mlp":
             img_BLD = checkpoint(partial(_fed, self.img_mlp), img_BLD, *feed_i)
             return img_BLD, checkpoint(partial(_fed, self.txt_mlp), txt_BTD, *feed_t)
@@ -189,7 +170,7 @@ class TransformerBlock(Block):
 
 
 def _fed(mlp: FeedForward, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-    return bounded(_gated(x_BLD, gate, mlp(_modulated(x_BLD, shift, scale))))
+    return bounded(gated(x_BLD, gate, mlp(modulated(x_BLD, shift, scale))))
 
 
 def _of_runs(rows_B2F: Tensor, runs: tuple[int, int]) -> Tensor:
@@ -272,7 +253,7 @@ class QwenImage1(BlockNetwork):
         for block in self.transformer_blocks:
             img_BLD, txt_BTD = block(img_BLD, txt_BTD, time_BND, *turns, mask, runs)
         scale, shift = F.chunk(self.norm_out.linear(time_B1D), 2, dim=-1)
-        made = self.proj_out(_modulated(img_BLD[:, :L] if controls else img_BLD, shift, scale))
+        made = self.proj_out(modulated(img_BLD[:, :L] if controls else img_BLD, shift, scale))
         return unpatchify(made, (h, w), PATCH, channels_first=True)
 
     def _time(self, times_B: Tensor, like: Tensor) -> Tensor:

@@ -231,7 +231,10 @@ MARKS: Final = Marks(
             "sd35-medium",
             rf"^{JOINT}attn2_",
             lacks=rf"^{JOINT}(attn1_|norm3_linear_)",
-            unless=(Width("_attn2_to_[kv]", 1024), Width("_attn2_to_(q|out_0)", 2048)),  # of no SD3
+            unless=(  # of no SD3
+                *(Width("_attn2_to_[kv]", 1024), Width("_attn2_to_(q|out_0)", 2048)),
+                Width("_attn2_to_([qkv]|out_0)", 3072),
+            ),
         ),
         *joint_loras("sd35-large", _LARGE),
     ),

@@ -108,6 +108,7 @@ def model_names() -> Mapping[str, str]:
         "clip-bigg": "OpenCLIP bigG",
         "clip-h": "OpenCLIP ViT-H",
         "t5-xxl": "T5-XXL",
+        "umt5-xxl": "UMT5-XXL",
         "qwen3-0.6b": "Qwen3-0.6B",
         "qwen3-4b": "Qwen3-4B",
         "qwen3-8b": "Qwen3-8B",
@@ -223,7 +224,7 @@ def _vae(shapes: Shapes) -> tuple[str, str] | None:
     film = shapes.get("decoder.conv_in.weight"), shapes.get("decoder.conv1.weight")  # in diffusers' names, in Wan's
     for first, layout in zip(film, ("diffusers", "single-file"), strict=True):
         if first is not None and len(first) == 5:
-            return {16: "qwen-wan", 64: "qwenimage"}.get(first[1], "unknown"), layout
+            return {16: "qwen-wan", 48: "wan", 64: "qwenimage"}.get(first[1], "unknown"), layout
     first = film[0]
     if first is None or len(first) != 4:
         return None
@@ -240,10 +241,11 @@ def _text_encoder(shapes: Shapes) -> tuple[str, str] | None:
         if name.endswith("token_embedding.weight") and len(shape) == 2:
             return _clip(shape[1]), "openclip"
     for name, shape in shapes.items():
-        if name.endswith(("shared.weight", "encoder.embed_tokens.weight")) and shape == (32128, 4096):
-            return "t5-xxl", "transformers"
-        if name.endswith("token_embd.weight") and shape == (32128, 4096):
-            return "t5-xxl", "llama.cpp"
+        known = {(32128, 4096): "t5-xxl", (256384, 4096): "umt5-xxl"}.get(shape)
+        if known and name.endswith(("shared.weight", "encoder.embed_tokens.weight")):
+            return known, "transformers"
+        if known and name.endswith("token_embd.weight"):
+            return known, "llama.cpp"
     if any(name.endswith("layers.0.self_attn.q_norm.weight") for name in shapes):
         return _qwen3(shapes), "transformers"
     if any(name.endswith("layers.0.self_attn.q_proj.bias") for name in shapes):
@@ -287,6 +289,7 @@ def _parts(shapes: Shapes, found_network: tuple[Mark, Marks] | None) -> tuple[st
         "text_encoder": (
             *("text_encoder/", "conditioner.embedders.0.", "cond_stage_model."),
             *("text_encoders.clip_l.", "text_encoders.qwen", "text_encoders.mistral"),
+            "text_encoders.umt5xxl.",
         ),
         "text_encoder_2": ("text_encoder_2/", "conditioner.embedders.1.", "text_encoders.clip_g."),
         "text_encoder_3": ("text_encoder_3/", "text_encoders.t5xxl."),

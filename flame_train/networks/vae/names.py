@@ -5,13 +5,14 @@ the other way round in diffusers, and its middle attention is linear there, a 1x
 
 Qwen-Image 1's VAE is called as Wan 2.1's, version 2.1's as Wan 2.2's. Their files have convolutions over time too. For
 a single image only their last slice meets anything but zeros, and those that halve or double the number of frames do
-nothing. So a file is read, and never written.
+nothing. So a file is read, and never written. Of Wan 2.2's all is read, for films.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, Line, Op, Rule, lines, table
@@ -94,8 +95,6 @@ _BETWEEN_FRAMES: Final = re.compile(r".*\.time_conv\.(weight|bias)")
 _QWEN_RESNET: Final = lines("""
     norm1.gamma -> norm1.weight [flat]
     norm2.gamma -> norm2.weight [flat]
-    conv1.weight -> conv1.weight [last]
-    conv2.weight -> conv2.weight [last]
     conv_shortcut.weight -> nin_shortcut.weight [last]
     conv1.bias -> conv1.bias
     conv2.bias -> conv2.bias
@@ -107,6 +106,10 @@ _ATTENTION: Final = lines("""
     proj.{p} -> proj_out.{p}
 """)
 _RESAMPLING: Final = lines("resample.1.{p} -> conv.{p}")
+_OVER_TIME: Final = lines("""
+    time_conv.weight -> time_conv.weight [taps]
+    time_conv.bias -> time_conv.bias
+""")
 # a residual block is a list in Wan's file
 _IN_WAN: Final = {
     "norm1": "residual.0",
@@ -117,16 +120,30 @@ _IN_WAN: Final = {
 }
 
 
-def _of_whole(ends: tuple[str, str, str], quant_convs: tuple[str, str]) -> Iterator[Line]:
+def _of_whole(ends: tuple[str, str, str], quant_convs: tuple[str, str], films: bool) -> Iterator[Line]:
     """Returns the lines of what stands once: of both sides' ends, and of the convolutions between."""
     first, last, norm = ends
-    convs = list(zip(quant_convs, ("quant_conv", "post_quant_conv"), strict=True))
+    convs = [(*pair, Op.LAST) for pair in zip(quant_convs, ("quant_conv", "post_quant_conv"), strict=True)]
     for side in ("encoder", "decoder"):
-        convs += [(f"{side}.{first}", f"{side}.conv_in"), (f"{side}.{last}", f"{side}.conv_out")]
+        convs += [
+            (f"{side}.{own}", f"{side}.{end}", _op(films)) for own, end in ((first, "conv_in"), (last, "conv_out"))
+        ]
         yield f"{side}.{norm}", f"{side}.norm_out.weight", Op.FLAT
-    for name, native in convs:
-        yield f"{name}.weight", f"{native}.weight", Op.LAST
+    for name, native, op in convs:
+        yield f"{name}.weight", f"{native}.weight", op
         yield f"{name}.bias", f"{native}.bias", Op.COPY
+
+
+def _op(films: bool) -> Op:
+    """Returns what is read of a kernel over time: all of it for films, its last slice for stills."""
+    return Op.TAPS if films else Op.LAST
+
+
+def _kinds(films: bool) -> dict[str, list[Line]]:
+    """Returns the lines of each kind of part, in diffusers' names."""
+    convs: list[Line] = [(f"conv{n}.weight", f"conv{n}.weight", _op(films)) for n in (1, 2)]
+    resampling = [*_RESAMPLING, *(_OVER_TIME if films else ())]
+    return {"resnet": [*_QWEN_RESNET, *convs], "attention": [*_ATTENTION], "resampling": resampling}
 
 
 _Places = list[tuple[str, str, str]]
@@ -155,8 +172,11 @@ def qwen_vae_from_wan(levels: int = 4, blocks: int = 2) -> KeyMap:
     return _wan(places)
 
 
-def nested_vae_from_diffusers(levels: int = 5, blocks: int = 2) -> KeyMap:
-    """Returns the table for Qwen-Image 2.1's VAE, each resolution a block of its own, without need of `blocks`."""
+def nested_vae_from_diffusers(levels: int = 5, blocks: int = 2, films: bool = False) -> KeyMap:
+    """Returns the table for Qwen-Image 2.1's VAE, each resolution a block of its own, without need of `blocks`.
+
+    `films` says whether kernels over time are read whole, as for Wan 2.2.
+    """
     places = []
     for level in range(levels):
         down, up = f"encoder.down_blocks.{level}", f"decoder.up_blocks.{levels - 1 - level}"
@@ -164,10 +184,10 @@ def nested_vae_from_diffusers(levels: int = 5, blocks: int = 2) -> KeyMap:
         places += [(f"{up}.resnets.{{j}}.", f"decoder.up.{level}.block.{{j}}.", "resnet")]
         places += [(f"{down}.downsampler.", f"encoder.down.{level}.downsample.", "resampling")] * (level < levels - 1)
         places += [(f"{up}.upsampler.", f"decoder.up.{level}.upsample.", "resampling")] * (level > 0)
-    return _diffusers(places)
+    return _diffusers(places, films)
 
 
-def nested_vae_from_wan(levels: int = 5, blocks: int = 2) -> KeyMap:
+def nested_vae_from_wan(levels: int = 5, blocks: int = 2, films: bool = False) -> KeyMap:
     """The same for the names of Wan 2.2's file, which ComfyUI uses: lists of residual blocks with a resampling last."""
     places = []
     for level in range(levels):
@@ -177,28 +197,26 @@ def nested_vae_from_wan(levels: int = 5, blocks: int = 2) -> KeyMap:
         places += [(f"{up_list}.{j}.", f"decoder.up.{level}.block.{j}.", "resnet") for j in range(blocks + 1)]
         places += [(f"{down}.{blocks}.", f"encoder.down.{level}.downsample.", "resampling")] * (level < levels - 1)
         places += [(f"{up_list}.{blocks + 1}.", f"decoder.up.{level}.upsample.", "resampling")] * (level > 0)
-    return _wan(places)
+    return _wan(places, films)
 
 
-def _diffusers(places: _Places) -> KeyMap:
+def _diffusers(places: _Places, films: bool = False) -> KeyMap:
     """Returns the table of these places, with what stands once, in diffusers' names."""
     for side in ("encoder", "decoder"):
         places += [(f"{side}.mid_block.resnets.{i}.", f"{side}.mid.block_{i + 1}.", "resnet") for i in (0, 1)]
         places += [(f"{side}.mid_block.attentions.0.", f"{side}.mid.attn_1.", "attention")]
-    kinds = {"resnet": _QWEN_RESNET, "attention": _ATTENTION, "resampling": _RESAMPLING}
-    return KeyMap(
-        table(_of_whole(("conv_in", "conv_out", "norm_out.gamma"), ("quant_conv", "post_quant_conv")), places, kinds)
-    )
+    once = _of_whole(("conv_in", "conv_out", "norm_out.gamma"), ("quant_conv", "post_quant_conv"), films)
+    return KeyMap(table(once, places, _kinds(films)))
 
 
-def _wan(places: _Places) -> KeyMap:
+def _wan(places: _Places, films: bool = False) -> KeyMap:
     """Returns the same in the names of Wan's files."""
     for side in ("encoder", "decoder"):
         places += [(f"{side}.middle.{2 * i}.", f"{side}.mid.block_{i + 1}.", "resnet") for i in (0, 1)]
         places += [(f"{side}.middle.1.", f"{side}.mid.attn_1.", "attention")]
-    resnet = [(_in_wan(name), native, op) for name, native, op in _QWEN_RESNET]
-    kinds = {"resnet": resnet, "attention": _ATTENTION, "resampling": _RESAMPLING}
-    return KeyMap(table(_of_whole(("conv1", "head.2", "head.0.gamma"), ("conv1", "conv2")), places, kinds))
+    kinds = _kinds(films)
+    kinds["resnet"] = [(_in_wan(name), native, op) for name, native, op in kinds["resnet"]]
+    return KeyMap(table(_of_whole(("conv1", "head.2", "head.0.gamma"), ("conv1", "conv2"), films), places, kinds))
 
 
 def _in_wan(name: str) -> str:
@@ -238,12 +256,17 @@ def qwen_vae_component() -> Component:
     return _component(_for(qwen_vae_from_diffusers, halving), _for(qwen_vae_from_wan, halving))
 
 
-def nested_vae_component() -> Component:
-    """Says where Qwen-Image 2.1's files have theirs."""
+def nested_vae_component(films: bool = False) -> Component:
+    """Says where Qwen-Image 2.1's files have theirs, or Wan 2.2's, which is for `films`."""
     halving = r"encoder\.downsamples\.\d+\.downsamples\.(\d+)\.resample\."
-    return _component(_for(nested_vae_from_diffusers, halving), _for(nested_vae_from_wan, halving))
+    tables = (_for(partial(of, films=films), halving) for of in (nested_vae_from_diffusers, nested_vae_from_wan))
+    return _component(*tables, unused=re.compile(r"(?!)") if films else _BETWEEN_FRAMES)
 
 
-def _component(diffusers: Callable[[Collection[str]], KeyMap], wan: Callable[[Collection[str]], KeyMap]) -> Component:
+def _component(
+    diffusers: Callable[[Collection[str]], KeyMap],
+    wan: Callable[[Collection[str]], KeyMap],
+    unused: re.Pattern[str] = _BETWEEN_FRAMES,
+) -> Component:
     layouts = Layout("diffusers", ".mid_block.", diffusers), Layout("single-file", ".middle.1.to_qkv.", wan)
-    return Component("vae", PREFIXES, (*layouts, Layout("native", "decoder.up.0.")), _BETWEEN_FRAMES)
+    return Component("vae", PREFIXES, (*layouts, Layout("native", "decoder.up.0.")), unused)

@@ -8,6 +8,7 @@ Shape letters: B batch, H height, W width, C channels, Z latent channels.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,14 +20,20 @@ import numpy as np
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
+from flame_train.errors import ShapeError
 from flame_train.networks.arch import shape_of
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import QWEN_MEAN, QWEN_STD, STATISTICS_EPS, Statistics, patched, statistic, unpatched
-from flame_train.networks.vae.autoencoder_layers import Downsample, Middle, ResnetBlock, Shortcut, Upsample, norm
+from flame_train.networks.vae.autoencoder_layers import (
+    FilmConv,
+    Level,
+    Middle,
+    Past,
+    Shortcut,
+    norm,
+)
 
 _shape: Final = partial(shape_of, "VAE", "an AutoencoderKL")
-Around = Callable[[Tensor], Tensor]
-"""What leads around a level: its input to what is added to its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +53,9 @@ class VaeArch:
     patch: int = 1  # the side of the square of latent pixels that the diffusion model sees as one, normalised
     decoder_channels: int = 0  # of the decoder's finest level; 0: as many as the encoder's
     pixel_channels: int = 3  # 4: with an alpha channel, which is opaque when encoded and left out when decoded
+    pixel_patch: int = 1  # the side of the square of pixels that the encoder's first layer sees as one
     frames: tuple[int, ...] = ()  # for levels with shortcuts: how many frames of a film each halving joins
-    frame_stride: int = 0  # frames of pixels that one of latents stands for after the first; 0: there is no time
+    taps: int = 1  # frames that a convolution sees; 1: it takes stills alone
 
     @classmethod
     def sdxl(cls) -> Self:
@@ -121,9 +129,9 @@ class VaeArch:
         else:
             stated.require(latents_mean=None, latents_std=None, mid_block_add_attention=True)
         if known.frames:
-            channels, joins = known.pixel_channels, [frames > 1 for frames in known.frames]
+            channels, joins = known.patched_channels, [frames > 1 for frames in known.frames]
             stated.require(is_residual=True, in_channels=channels, out_channels=channels, temperal_downsample=joins)
-        patch = None if known.frames else (2, 2)
+        patch = (2, 2) if not known.frames else known.pixel_patch if known.pixel_patch > 1 else None
         stated.require(
             scaling_factor=known.scaling_factor, act_fn="silu", patch_size=patch, batch_norm_eps=STATISTICS_EPS
         )
@@ -131,9 +139,9 @@ class VaeArch:
             stated.require(shift_factor=known.shift_factor)
         blocks = [m for n in shapes if (m := re.match(r"encoder\.down\.(\d+)\.block\.(\d+)\.", n))]
         levels = sorted({int(m[1]) for m in blocks})
-        channels = _shape(shapes, "encoder.conv_in.weight")[0]
+        channels = _shape(shapes, "encoder.conv_in.weight")[0] // known.taps
         finest = _shape(shapes, "decoder.conv_out.weight")[1]
-        widths = [_shape(shapes, f"encoder.down.{i}.block.0.conv1.weight")[0] for i in levels]
+        widths = [_shape(shapes, f"encoder.down.{i}.block.0.conv1.weight")[0] // known.taps for i in levels]
         return replace(
             known,
             channels=channels,
@@ -154,7 +162,17 @@ class VaeArch:
     @property
     def downscale(self) -> int:
         """Pixels a latent pixel stands for, along each side: 8 for the published one."""
-        return self.patch << (len(self.channel_mult) - 1)
+        return self.patch * self.pixel_patch << (len(self.channel_mult) - 1)
+
+    @property
+    def frame_stride(self) -> int:
+        """How many frames of a film one of latents stands for, but for the first; 0: it takes stills alone."""
+        return math.prod(self.frames) if self.taps > 1 else 0
+
+    @property
+    def patched_channels(self) -> int:
+        """Numbers of what the encoder's first layer sees as a pixel."""
+        return self.pixel_channels * self.pixel_patch**2
 
     @property
     def seen_channels(self) -> int:
@@ -183,73 +201,30 @@ def _groups(channels: int) -> int:
     return min(32, channels // 4)
 
 
-class Level(nn.Module):
-    """One resolution: residual blocks, then the resampling to the next, if there is a next."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        channels: int,
-        blocks: int,
-        groups: int,
-        down: bool = False,
-        up: int = 0,
-        around: Around | None = None,
-    ) -> None:
-        """Declares the layers.
-
-        Args:
-            in_channels: channels of the input.
-            channels: channels of the output.
-            blocks: number of residual blocks.
-            groups: groups of the norms, see `VaeArch.groups`.
-            down: whether the stage ends by halving height and width.
-            up: the channels after a doubling of height and width at its end; 0: there is none.
-            around: what is added of the input, where a shortcut leads around the level.
-        """
-        self.block = nn.ModuleList(
-            [ResnetBlock(in_channels if i == 0 else channels, channels, groups) for i in range(blocks)]
-        )
-        self.has_down, self.has_up, self.around = down, up > 0, around
-        if down:
-            self.downsample = Downsample(channels)
-        if up:
-            self.upsample = Upsample(channels, up)
-
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        h_BHWC = x_BHWC
-        for block in self.block:
-            h_BHWC = block(h_BHWC)
-        if self.has_down:
-            h_BHWC = self.downsample(h_BHWC)
-        if self.has_up:
-            h_BHWC = self.upsample(h_BHWC)
-        return h_BHWC if self.around is None else h_BHWC + self.around(x_BHWC)
-
-
 class Encoder(nn.Module):
     """Pixels to the moments of the latents, before `quant_conv`."""
 
     def __init__(self, arch: VaeArch) -> None:
         widths = [arch.channels * m for m in arch.channel_mult]
-        self.conv_in = nn.Conv2d(arch.pixel_channels, arch.channels, 3, padding=1)
+        self.conv_in = FilmConv(arch.patched_channels, arch.channels, 3, arch.taps, padding=1)
         self.down = nn.ModuleList()
         before = arch.channels
         for i, width in enumerate(widths):
             down = i + 1 < len(widths)
             shortcut = arch.shortcut(width, i, down)
             around = shortcut.down if shortcut else None
-            self.down.append(Level(before, width, arch.num_res_blocks, arch.groups, down=down, around=around))
+            kind = {"around": around, "taps": arch.taps, "frames": arch.frames[i] if arch.frames and down else 1}
+            self.down.append(Level(before, width, arch.num_res_blocks, arch.groups, down=down, **kind))
             before = width
-        self.mid = Middle(before, arch.groups)
+        self.mid = Middle(before, arch.groups, arch.taps)
         self.norm_out = norm(arch.groups, before)
-        self.conv_out = nn.Conv2d(before, 2 * arch.latent_channels, 3, padding=1)
+        self.conv_out = FilmConv(before, 2 * arch.latent_channels, 3, arch.taps, padding=1)
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        h_BHWC = self.conv_in(x_BHWC)
+    def forward(self, x_BHWC: Tensor, past: Past | None = None) -> Tensor:
+        h_BHWC = self.conv_in(x_BHWC, past)
         for level in self.down:
-            h_BHWC = level(h_BHWC)
-        return self.conv_out(self.norm_out(self.mid(h_BHWC)))
+            h_BHWC = level(h_BHWC, past)
+        return self.conv_out(self.norm_out(self.mid(h_BHWC, past)), past)
 
 
 class Decoder(nn.Module):
@@ -258,24 +233,25 @@ class Decoder(nn.Module):
     def __init__(self, arch: VaeArch) -> None:
         finest = arch.decoder_channels or arch.channels
         widths = [finest * m for m in arch.channel_mult]
-        self.conv_in = nn.Conv2d(arch.latent_channels, widths[-1], 3, padding=1)
-        self.mid = Middle(widths[-1], arch.groups)
+        self.conv_in = FilmConv(arch.latent_channels, widths[-1], 3, arch.taps, padding=1)
+        self.mid = Middle(widths[-1], arch.groups, arch.taps)
         levels, before = [], widths[-1]
         for i, width in reversed(list(enumerate(widths))):
             after = 0 if i == 0 else width if arch.groups or arch.frames else width // 2
             shortcut = arch.shortcut(width, i - 1, True) if i else None
             around = shortcut.up if shortcut else None
-            levels.append(Level(before, width, arch.num_res_blocks + 1, arch.groups, up=after, around=around))
+            kind = {"around": around, "taps": arch.taps, "frames": arch.frames[i - 1] if arch.frames and i else 1}
+            levels.append(Level(before, width, arch.num_res_blocks + 1, arch.groups, up=after, **kind))
             before = after
         self.up = nn.ModuleList(levels[::-1])
         self.norm_out = norm(arch.groups, finest)
-        self.conv_out = nn.Conv2d(finest, arch.pixel_channels, 3, padding=1)
+        self.conv_out = FilmConv(finest, arch.patched_channels, 3, arch.taps, padding=1)
 
-    def forward(self, z_BHWZ: Tensor) -> Tensor:
-        h_BHWC = self.mid(self.conv_in(z_BHWZ))
+    def forward(self, z_BHWZ: Tensor, past: Past | None = None) -> Tensor:
+        h_BHWC = self.mid(self.conv_in(z_BHWZ, past), past)
         for level in reversed(list(self.up)):
-            h_BHWC = level(h_BHWC)
-        return self.conv_out(self.norm_out(h_BHWC))
+            h_BHWC = level(h_BHWC, past)
+        return self.conv_out(self.norm_out(h_BHWC), past)
 
 
 class Vae(nn.Module):
@@ -297,15 +273,26 @@ class Vae(nn.Module):
         """The dtype of its pixels and latents."""
         return nn.compute_copy(self.decoder.conv_in.weight).dtype
 
-    def encode_moments(self, pixels_BHWC: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns mean and log variance (B, H / 8, W / 8, Z), unscaled, of RGB pixels in [-1, 1].
+    def encode_moments(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns mean and log variance (B, H / 8, W / 8, Z), unscaled, of RGB pixels (B, H, W, 3) in [-1, 1].
 
         H and W must be multiples of `arch.downscale`. The log variance is held within [-30, 20]. Where latents are
-        patched, both are those of the normalised patches, (B, H / 16, W / 16, 4 Z).
+        patched, both are those of the normalised patches, (B, H / 16, W / 16, 4 Z). Of a film (B, F, H, W, 3) they
+        have an axis of frames, too: one for the first frame, and one for each `arch.frame_stride` further ones.
         """
+        if pixels.ndim == 4:
+            return self._moments(pixels)
+
+        def beside(chunk_NHWC: Tensor, past: Past | None) -> Tensor:
+            return F.cat(list(self._moments(chunk_NHWC, past)), dim=-1)
+
+        mean, logvar = F.chunk(self._in_chunks(beside, pixels, self.arch.frame_stride), 2, dim=-1)
+        return mean, logvar
+
+    def _moments(self, pixels_BHWC: Tensor, past: Past | None = None) -> tuple[Tensor, Tensor]:
         if self.arch.pixel_channels > 3:
             pixels_BHWC = F.pad(pixels_BHWC, (0, self.arch.pixel_channels - 3), value=1.0)
-        moments = self.encoder(pixels_BHWC)
+        moments = self.encoder(patched(pixels_BHWC, self.arch.pixel_patch, by_column=True), past)
         mean, logvar = F.chunk(self.quant_conv(moments) if self.arch.quant_convs else moments, 2, dim=-1)
         logvar = logvar.clamp(-30.0, 20.0)
         if not self.arch.normalised:
@@ -314,17 +301,41 @@ class Vae(nn.Module):
         mean, logvar = (patched(x, self.arch.patch) for x in (mean, logvar))
         return (mean - center) / spread, logvar - 2.0 * spread.log()
 
+    def _in_chunks(self, made: Callable[[Tensor, Past | None], Tensor], x: Tensor, frames: int) -> Tensor:
+        """Returns `made` of a film's first frame, then of each so many, one after the other."""
+        B, count = x.shape[:2]
+        if count == 1:
+            return made(x[:, 0], None).unsqueeze(1)
+        if not frames or (count - 1) % frames:
+            raise ShapeError(f"VAE: expected a film of 1 frame and a multiple of {frames}, got {count} frames")
+        past, chunks = Past(B), list[Tensor]()
+        for begin in (0, *range(1, count, frames)):
+            chunk = x[:, begin : begin + (frames if begin else 1)]
+            out = made(chunk.reshape(-1, *chunk.shape[2:]), past)
+            chunks.append(out.reshape(B, -1, *out.shape[1:]))
+            past.first = False
+        return F.cat(chunks, dim=1)
+
     def sample_latents(self, moments: tuple[Tensor, Tensor], noise_BHWZ: Tensor) -> Tensor:
         """Latents as the diffusion model sees them; see `sample_latents`."""
         return sample_latents(self.arch, moments, noise_BHWZ)
 
-    def decode(self, latents_BHWZ: Tensor) -> Tensor:
-        """RGB pixels, about [-1, 1] and not clamped, of latents (B, H, W, Z) as the diffusion model sees them."""
+    def decode(self, latents: Tensor) -> Tensor:
+        """RGB pixels, about [-1, 1] and not clamped, of latents (B, H, W, Z) as the diffusion model sees them.
+
+        Of a film's latents (B, F, H, W, Z) they have an axis of frames, too.
+        """
+        if latents.ndim == 4:
+            return self._pixels(latents)
+        return self._in_chunks(self._pixels, latents, min(1, self.arch.frame_stride))
+
+    def _pixels(self, latents_BHWZ: Tensor, past: Past | None = None) -> Tensor:
         if self.arch.normalised:
             center, spread = self._statistics()
             latents_BHWZ = unpatched(latents_BHWZ * spread + center, self.arch.patch)
         z_BHWZ = unscaled_latents(self.arch, latents_BHWZ)
-        pixels_BHWC = self.decoder(self.post_quant_conv(z_BHWZ) if self.arch.quant_convs else z_BHWZ)
+        made_BHWC = self.decoder(self.post_quant_conv(z_BHWZ) if self.arch.quant_convs else z_BHWZ, past)
+        pixels_BHWC = unpatched(made_BHWC, self.arch.pixel_patch, by_column=True)
         return pixels_BHWC[..., :3] if self.arch.pixel_channels > 3 else pixels_BHWC
 
     def _statistics(self) -> tuple[Tensor, Tensor]:

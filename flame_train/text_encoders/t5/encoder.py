@@ -20,10 +20,10 @@ from flame_train.io.hub import path_of_setting
 from flame_train.networks.files.family_files import FamilyFiles
 from flame_train.networks.files.part import Part
 from flame_train.settings import field
-from flame_train.text_encoders.encoder import EncoderKeys, Opening, TextEncoder, tokenizer_places
+from flame_train.text_encoders.encoder import EncoderKeys, Opening, TextEncoder, TokenRow, tokenizer_places
 from flame_train.text_encoders.t5.names import t5_part
 from flame_train.text_encoders.t5.network import T5Encoder
-from flame_train.text_encoders.t5.tokenizer import T5Tokenizer, find_vocabulary, named_vocabulary
+from flame_train.text_encoders.t5.tokenizer import T5Tokenizer, cleaned, find_vocabulary, named_vocabulary
 
 _ATTENTION: Final = ("*.SelfAttention.[qkvo]",)
 _MLP: Final = ("*.DenseReluDense.wi_[01]", "*.DenseReluDense.wo")
@@ -79,14 +79,19 @@ class T5(TextEncoder):
     vocabulary_file: str = ""
     padding: str = "seen"
     behind: int = 0
+    cleans: bool = False
 
     @classmethod
-    def opened(cls, part: Part, opening: Opening, usual_length: int, behind: int = 0) -> Self:
+    def opened(
+        cls, part: Part, opening: Opening, usual_length: int, behind: int = 0, padding: str = "", cleans: bool = False
+    ) -> Self:
         """Returns T5 with its settings.
 
         Args:
             usual_length: a caption's tokens, where the settings say nothing.
             behind: how many tokens of padding the denoiser looks at; above 0 it is told, and T5 looks at none.
+            padding: what else the denoiser sees of it, whatever the settings say; empty: what they say.
+            cleans: whether captions are cleaned first.
         """
         own = T5Keys.of(opening.text)
         return cls(
@@ -95,8 +100,9 @@ class T5(TextEncoder):
             own.t5_tokens or usual_length,
             tokenizer_places(part, opening.base),
             own.t5_vocabulary,
-            "masked" if behind else own.t5_padding,
+            "masked" if behind else padding or own.t5_padding,
             behind,
+            cleans,
         )
 
     @cached_property
@@ -130,7 +136,7 @@ class T5(TextEncoder):
         return max(1, _TOKENS // self.length)
 
     def inputs(self, text: str) -> dict[str, np.ndarray[Any, Any]]:
-        row = self.tokenizer.row(text, self.length)
+        row = self._row(text)
         ids = np.ascontiguousarray(row.ids, np.int32)
         return {"ids": ids} if self.padding == "seen" else {"ids": ids, "mask": row.mask}
 
@@ -149,9 +155,13 @@ class T5(TextEncoder):
         return outputs | ({"t5_rows": mask.to(int32).sum(dim=-1)} if self.behind else {})
 
     def overlong(self, text: str) -> bool:
-        return self.tokenizer.row(text, self.length).truncated > 0
+        return self._row(text).truncated > 0
+
+    def _row(self, text: str) -> TokenRow:
+        return self.tokenizer.row(cleaned(text) if self.cleans else text, self.length)
 
     @property
     def vocabulary(self) -> str:
         padding = "" if self.padding == "seen" else f" {self.padding}" + (f" {self.behind}" if self.behind else "")
+        padding += " cleaned" if self.cleans else ""
         return hashlib.sha256(f"{self.tokenizer.fingerprint} {self.length}{padding}".encode()).hexdigest()

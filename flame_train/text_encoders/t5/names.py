@@ -29,14 +29,14 @@ _BLOCK: Final = (
 )
 _NAMES: Final = (
     _EMBEDDING,
-    "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+    "encoder.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight",
     *(f"encoder.block.{{i}}.{name}" for name in _BLOCK),
     "encoder.final_layer_norm.weight",
 )
 _FIRST_IN_GGUF: Final = "enc.blk.0.attn_q.weight"
 _LLAMA_CPP: Final = """
     token_embd.weight -> shared.weight
-    enc.blk.0.attn_rel_b.weight -> encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight
+    enc.blk.{i}.attn_rel_b.weight -> encoder.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight
     enc.blk.{i}.attn_q.weight -> encoder.block.{i}.layer.0.SelfAttention.q.weight
     enc.blk.{i}.attn_k.weight -> encoder.block.{i}.layer.0.SelfAttention.k.weight
     enc.blk.{i}.attn_v.weight -> encoder.block.{i}.layer.0.SelfAttention.v.weight
@@ -48,8 +48,10 @@ _LLAMA_CPP: Final = """
     enc.blk.{i}.ffn_norm.weight -> encoder.block.{i}.layer.1.layer_norm.weight
     enc.output_norm.weight -> encoder.final_layer_norm.weight
 """
-# a whole T5's other half; and what marks a scaled file, or serves products in fp8
-_EXTRAS: Final = re.compile(r"decoder\..*|lm_head\.weight|scaled_fp8|.*\.scale_input")
+# a whole T5's other half; what marks a scaled file, or serves products in fp8; and the vocabulary in ComfyUI's files
+_EXTRAS: Final = re.compile(r"decoder\..*|lm_head\.weight|scaled_fp8|.*\.scale_input|spiece_model")
+ELSEWHERE: Final = re.compile(r"text_encoders\.(umt5xxl\.)?(?!transformer\.)\w+")
+"""What lies beside UMT5 in a checkpoint, and plays no part in its network: its vocabulary."""
 
 
 def t5_table(names: Collection[str] = ()) -> KeyMap:

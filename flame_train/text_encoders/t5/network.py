@@ -1,4 +1,4 @@
-"""The encoder of T5 v1.1 (arXiv 1910.10683, 2002.05202): the long text encoder of SD3 and Flux.
+"""The encoder of T5 v1.1 (arXiv 1910.10683, 2002.05202): the long text encoder of SD3 and Flux. UMT5's is Wan's.
 
 Attribute names are those of the transformers layout (`encoder.block.0.layer.0.SelfAttention.q.weight`). The sum
 that runs through all layers grows beyond what fp16 holds. It is kept in fp32 at least. With fp16 weights the terms
@@ -28,6 +28,7 @@ MAX_DISTANCE: Final = 128  # tokens further apart than this share one bucket; in
 EPS: Final = 1e-6
 
 _BLOCK: Final = "encoder.block.0.layer"
+_BIAS: Final = "encoder.block.{}.layer.0.SelfAttention.relative_attention_bias.weight"
 _shape: Final = partial(shape_of_encoder, "the encoder of a T5 v1.1")
 
 
@@ -42,6 +43,8 @@ class T5Arch:
     hidden: int
     vocabulary: int
     buckets: int
+    own_biases: bool = False
+    """Whether each block has a table of position biases, as in UMT5; else all use the first one's."""
 
     @classmethod
     def xxl(cls) -> Self:
@@ -49,9 +52,14 @@ class T5Arch:
         return cls(4096, 24, 64, 64, 10240, 32128, 32)
 
     @classmethod
-    def tiny(cls, vocabulary: int = 384, width: int = 32) -> Self:
+    def umt5_xxl(cls) -> Self:
+        """Returns UMT5-XXL's encoder (arXiv 2304.09151), 5.7 billion parameters."""
+        return cls(4096, 24, 64, 64, 10240, 256384, 32, own_biases=True)
+
+    @classmethod
+    def tiny(cls, vocabulary: int = 384, width: int = 32, own_biases: bool = False) -> Self:
         """Returns the same structure, small enough for a CPU."""
-        return cls(width, 2, 4, 8, 2 * width, vocabulary, 32)
+        return cls(width, 2, 4, 8, 2 * width, vocabulary, 32, own_biases)
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], stated: Stated = NOTHING) -> Self:
@@ -61,7 +69,7 @@ class T5Arch:
         1.0, which has no gate.
         """
         vocabulary, width = _shape(shapes, "shared.weight", 2)
-        buckets, heads = _shape(shapes, f"{_BLOCK}.0.SelfAttention.relative_attention_bias.weight", 2)
+        buckets, heads = _shape(shapes, _BIAS.format(0), 2)
         stated.require(
             num_heads=heads,
             feed_forward_proj="gated-gelu",
@@ -77,6 +85,7 @@ class T5Arch:
             hidden=_shape(shapes, f"{_BLOCK}.1.DenseReluDense.wi_0.weight", 2)[0],
             vocabulary=vocabulary,
             buckets=buckets,
+            own_biases=_BIAS.format(1) in shapes,
         )
 
 
@@ -154,16 +163,22 @@ class Layers(Block):
 
 
 class Stack(nn.Module):
-    """The blocks in their order. All use the first one's position bias."""
+    """The blocks in their order. Those without a table of position biases use the one before them."""
 
     def __init__(self, arch: T5Arch) -> None:
-        self.block = nn.ModuleList([Layers(arch, has_bias=i == 0) for i in range(arch.layers)])
+        self.block = nn.ModuleList([Layers(arch, arch.own_biases or i == 0) for i in range(arch.layers)])
         self.final_layer_norm = nn.RMSNorm(arch.width, EPS)
+        self.own_biases = arch.own_biases
         self.buckets: dict[int, Tensor] = {}  # by length: a captured call cannot bring them from the host
 
-    def bias(self, length: int) -> Tensor:
+    @property
+    def tables(self) -> list[nn.Embedding]:
+        """The tables of position biases: the first block's, or one of each block."""
+        blocks = self.block if self.own_biases else [self.block[0]]
+        return [block.layer[0].SelfAttention.relative_attention_bias for block in blocks]
+
+    def bias(self, table: nn.Embedding, length: int) -> Tensor:
         """Returns the bias of the scores of `length` positions, (1, heads, T, T)."""
-        table = self.block[0].layer[0].SelfAttention.relative_attention_bias
         if length not in self.buckets:
             buckets = position_buckets(length, table.weight.shape[0])
             self.buckets[length] = tensor(buckets, device=table.weight.device)
@@ -183,8 +198,8 @@ class T5Encoder(BlockNetwork):
         return linears_in(self.encoder.block)
 
     def run_outside(self) -> list[nn.Module]:
-        """Returns the first block's table of position biases, which all blocks use."""
-        return [self.encoder.block[0].layer[0].SelfAttention.relative_attention_bias]
+        """Returns the tables of position biases, which are read before a block runs."""
+        return list(self.encoder.tables)
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """Returns (B, T, C) in the weights' dtype. `mask_BT` is True where there is a token to look at.
@@ -193,13 +208,20 @@ class T5Encoder(BlockNetwork):
         """
         h_BTC = self.shared(ids_BT)
         h_BTC = h_BTC.to(compute_dtype(h_BTC.dtype))
-        bias = self.encoder.bias(ids_BT.shape[1])
-        if mask_BT is not None:
-            hidden_B11T = F.logical_not(mask_BT).reshape(mask_BT.shape[0], 1, 1, -1)
-            bias = bias.expand(mask_BT.shape[0], -1, -1, -1).masked_fill(hidden_B11T, -math.inf)
-        for block in self.encoder.block:
+        tables = self.encoder.tables
+        for i, block in enumerate(self.encoder.block):
+            if i < len(tables):
+                bias = self._bias(tables[i], ids_BT.shape[1], mask_BT)
             h_BTC = block(h_BTC, bias)
         return _normed(self.encoder.final_layer_norm, h_BTC)
+
+    def _bias(self, table: nn.Embedding, length: int, mask_BT: Tensor | None) -> Tensor:
+        """Returns the bias of the scores, (1, heads, T, T), or (B, heads, T, T) that hides what is masked."""
+        bias = self.encoder.bias(table, length)
+        if mask_BT is None:
+            return bias
+        hidden_B11T = F.logical_not(mask_BT).reshape(mask_BT.shape[0], 1, 1, -1)
+        return bias.expand(mask_BT.shape[0], -1, -1, -1).masked_fill(hidden_B11T, -math.inf)
 
 
 def position_buckets(length: int, buckets: int) -> np.ndarray[Any, Any]:

@@ -1,8 +1,9 @@
-"""T5's unigram tokenizer (Kudo 2018), as the text encoders of SD3 and Flux use it.
+"""T5's unigram tokenizer (Kudo 2018), as the text encoders of SD3 and Flux use it, and UMT5's, which is Wan's.
 
 The vocabulary of T5 v1.1 comes along; a `spiece.model` or `tokenizer.json` beside the model takes its place. Both give
 the tokenizer of transformers. It normalises characters as SentencePiece does, splits words at white space and
-begins them with "▁". It cuts each into the likeliest pieces.
+begins them with "▁". It cuts each into the likeliest pieces. UMT5's vocabulary of 256,300 pieces lies in a model's
+folder, or in ComfyUI's file of its encoder.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import html
 import json
 import math
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from flame_train.errors import ModelFileError
+from flame_train.io.weights import open_weights
 from flame_train.text_encoders.encoder import TokenRow
 
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -127,10 +132,11 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PAD, EOS, UNK = 0, 1, 2
+PAD, EOS = 0, 1
 
 _FIRST: Final = ("<pad>", "</s>", "<unk>")
-_EXTRA_IDS: Final = 100  # T5's sentinels; not among a SentencePiece model's pieces
+_FIRST_OF_UMT5: Final = ("<pad>", "</s>", "<s>", "<unk>")
+_EXTRA_IDS: Final = {_FIRST: 100, _FIRST_OF_UMT5: 300}  # sentinels, which are not among a SentencePiece model's pieces
 _FILES: Final = ("tokenizer.json", "spiece.model")
 _FOLDERS: Final = ("", "tokenizer_3", "tokenizer_2", "tokenizer")
 _MAX_BYTES: Final = 100_000_000
@@ -140,6 +146,10 @@ SHIPPED: Final = Path(__file__).parent / "tokenizer.json.gz"
 
 PUBLISHED_ROWS: Final = 32128
 """The rows of their embedding: the vocabulary's 32,100 pieces, filled up."""
+UMT5_ROWS: Final = 256384
+"""The rows of UMT5's: 256,300 pieces, filled up."""
+_BEGINS: Final = {PUBLISHED_ROWS: _FIRST, UMT5_ROWS: _FIRST_OF_UMT5}
+_IN_WEIGHTS: Final = "spiece_model"  # the tensor that ComfyUI's files have
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +160,22 @@ class Vocabulary:
     charsmap: bytes
     whole: tuple[str, ...]
 
+    @property
+    def first(self) -> tuple[str, ...]:
+        """The special pieces with which it begins, of which the last stands for what is unknown."""
+        return _first_of(self.pieces)
+
+
+def cleaned(text: str) -> str:
+    """Returns a caption as Wan's pipelines clean it: HTML's entities resolved, white space joined."""
+    return " ".join(html.unescape(html.unescape(text)).split())
+
 
 class T5Tokenizer:
     """Text to T5 token ids. Loads its vocabulary at first use, about 0.1 s.
 
-    path: a `spiece.model`, a `tokenizer.json`, or a folder with one of them. Its use raises ModelFileError for a file
-    that cannot be read or is no T5 vocabulary.
+    path: a `spiece.model`, a `tokenizer.json`, a folder with one of them, or ComfyUI's file of UMT5. Its use raises
+    ModelFileError for a file that cannot be read or is no T5 vocabulary.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -191,14 +211,14 @@ class T5Tokenizer:
         from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
         vocabulary = self.vocabulary
-        tokenizer = Tokenizer(models.Unigram(list(vocabulary.pieces), UNK, False))
+        tokenizer = Tokenizer(models.Unigram(list(vocabulary.pieces), len(vocabulary.first) - 1, False))
         if vocabulary.charsmap:
             tokenizer.normalizer = normalizers.Precompiled(vocabulary.charsmap)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
         )
         tokenizer.add_special_tokens(
-            [AddedToken(token, special=True, normalized=False) for token in (*_FIRST, *vocabulary.whole)]
+            [AddedToken(token, special=True, normalized=False) for token in (*vocabulary.first, *vocabulary.whole)]
         )
         return tokenizer
 
@@ -219,20 +239,30 @@ def _damage_told(path: Path) -> Iterator[None]:
 def find_vocabulary(places: Iterable[str | Path], option: str, rows: int = 0) -> Path:
     """The vocabulary file in or beside the first of `places` that has one: a checkpoint or a diffusers folder each.
 
-    Where none has one, the shipped vocabulary for an encoder whose embedding has the published `rows`. Raises
-    ModelFileError for any other, with the searched places, the needed file and its place; `option` is the name of
-    the setting for its path.
+    Where none has one, the shipped vocabulary for an encoder whose embedding has the published `rows`. For UMT5 it
+    may be a tensor of the file itself. Raises ModelFileError for any other, with the searched places, the needed file
+    and its place; `option` is the name of the setting for its path.
     """
     folders: list[Path] = []
+    files = [path for path in map(Path, places) if path.is_file()]
     for place in map(Path, places):
         folder = place if place.is_dir() else place.parent
         folders += [folder / name for name in _FOLDERS if folder / name not in folders]
     for path in (folder / name for folder in folders for name in _FILES):
-        if path.is_file() and _is_vocabulary(path):
+        if path.is_file() and _is_vocabulary(path, rows):
             return path
     if rows == PUBLISHED_ROWS:
         return SHIPPED
+    inside = next((file for file in files if rows == UMT5_ROWS and _tensor_of(file)), None)
+    if inside is not None:
+        return inside
     looked = ", ".join(str(folder.absolute()) for folder in folders if folder.is_dir()) or "no folder that exists"
+    if rows == UMT5_ROWS:
+        raise ModelFileError(
+            f"UMT5's vocabulary: expected its tokenizer.json or spiece.model, found none in {looked}, nor a tensor "
+            f"{_IN_WEIGHTS} in the encoder's file. The file is in tokenizer/ of Wan's diffusers folder, the tensor in "
+            f"ComfyUI's umt5_xxl files; put it into the checkpoint's folder, or name its path in {option}"
+        )
     raise ModelFileError(
         f"T5's vocabulary: expected a spiece.model, or a tokenizer.json of T5, found none in {looked}. The file is in "
         "tokenizer_3/ of SD3's and tokenizer_2/ of Flux's diffusers folder, and published with google/t5-v1_1-xxl; "
@@ -252,19 +282,21 @@ def named_vocabulary(place: Path, option: str) -> Path:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Returns the vocabulary in a `spiece.model`, a `tokenizer.json`, or a folder with one of them.
+    """Returns the vocabulary in a `spiece.model`, a `tokenizer.json`, a folder with one of them, or a file of weights.
 
     Raises ModelFileError.
     """
+    if path.suffix == ".safetensors" and path.is_file():
+        return _in_weights(path)
     if os.path.isdir(path):
         path = next((path / name for name in _FILES if (path / name).is_file()), path / "spiece.model")
     try:
         if path.exists() and not path.is_file():
             raise ValueError("no plain file")
-        if path.stat().st_size > _MAX_BYTES:
+        state = path.stat()
+        if state.st_size > _MAX_BYTES:
             raise ValueError(f"over {_MAX_BYTES} bytes, too large for a vocabulary")
-        data = gzip.decompress(path.read_bytes()) if path == SHIPPED else path.read_bytes()
-        vocabulary = _from_json(json.loads(data)) if data[:1] == b"{" else _from_spiece(data)
+        vocabulary = _read(path, state.st_mtime_ns, state.st_size)
     except OSError as error:
         raise ModelFileError(
             f"{path}: cannot be read ({error.strerror or error}); expected T5's spiece.model or tokenizer.json"
@@ -274,18 +306,45 @@ def read_vocabulary(path: Path) -> Vocabulary:
     return vocabulary
 
 
-def _is_vocabulary(path: Path) -> bool:
-    """Tells it from CLIP, whose folders hold a tokenizer.json too."""
+@lru_cache(maxsize=2)
+def _read(path: Path, changed: int, size: int) -> Vocabulary:
+    """Reads a file once, of which UMT5's takes seconds, unless it has `changed`, or its size has."""
+    data = gzip.decompress(path.read_bytes()) if path == SHIPPED else path.read_bytes()
+    return _from_json(json.loads(data)) if data[:1] == b"{" else _from_spiece(data)
+
+
+def _tensor_of(path: Path) -> str:
+    """Returns the name of the vocabulary's tensor in a file of weights; empty if it has none."""
+    with suppress(ModelFileError), open_weights(path) as weights:
+        return next((name for name in weights.names if name.rpartition(".")[2] == _IN_WEIGHTS), "")
+    return ""
+
+
+def _in_weights(path: Path) -> Vocabulary:
+    name = _tensor_of(path)
+    if not name:
+        raise ModelFileError(f"{path}: expected a vocabulary, found weights without a tensor {_IN_WEIGHTS}; fetch it")
+    with open_weights(path) as weights:
+        data = weights.read(name).astype(np.uint8).tobytes()
     try:
-        read_vocabulary(path)
+        return _from_spiece(data)
+    except ValueError as error:
+        raise ModelFileError(f"{path}: {name}: no vocabulary ({error}); fetch the file again") from error
+
+
+def _is_vocabulary(path: Path, rows: int) -> bool:
+    """Tells it from CLIP, whose folders hold a tokenizer.json too, and for published `rows` T5's from UMT5's."""
+    try:
+        first = read_vocabulary(path).first
     except ModelFileError:
         return False
-    return True
+    return _BEGINS.get(rows, first) == first
 
 
 def _from_spiece(data: bytes) -> Vocabulary:
     spiece = parse_spiece(data)
-    sentinels = tuple(f"<extra_id_{i}>" for i in reversed(range(_EXTRA_IDS)))
+    first = _first_of(spiece.pieces)
+    sentinels = tuple(f"<extra_id_{i}>" for i in reversed(range(_EXTRA_IDS[first])))
     pieces = (*spiece.pieces, *((sentinel, 0.0) for sentinel in sentinels))
     return _checked(pieces, spiece.charsmap, (*spiece.user_defined, *sentinels))
 
@@ -303,9 +362,17 @@ def _from_json(content: Any) -> Vocabulary:
 
 
 def _checked(pieces: Sequence[tuple[str, float]], charsmap: bytes, whole: Sequence[str]) -> Vocabulary:
-    first = tuple(text for text, _ in pieces[: len(_FIRST)])
-    if first != _FIRST:
-        raise ValueError(f"its first pieces are {', '.join(map(repr, first))}, not {', '.join(map(repr, _FIRST))}")
+    _first_of(pieces)
     if not all(math.isfinite(score) for _, score in pieces):
         raise ValueError("a piece's score is not a finite number")
     return Vocabulary(tuple(pieces), charsmap, tuple(whole))
+
+
+def _first_of(pieces: Sequence[tuple[str, float]]) -> tuple[str, ...]:
+    """Returns the special pieces with which a vocabulary begins: T5's or UMT5's. ValueError for others."""
+    begins = (_FIRST, _FIRST_OF_UMT5)
+    own = next((first for first in begins if tuple(text for text, _ in pieces[: len(first)]) == first), None)
+    if own is None:
+        found = (repr(text) for text, _ in pieces[: len(_FIRST)])
+        raise ValueError(f"its first pieces are {', '.join(found)}, not {', '.join(map(repr, _FIRST))}")
+    return own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,10 +16,12 @@ pytestmark = pytest.mark.parity
 
 WIDE = T5Arch(width=40, layers=3, heads=4, head_dim=16, hidden=96, vocabulary=120, buckets=32)  # heads over the width
 NARROW = T5Arch(width=48, layers=2, heads=3, head_dim=8, hidden=64, vocabulary=90, buckets=16)
+UMT5 = replace(WIDE, own_biases=True)
 
 
 def transformers_encoder(arch):
-    config = transformers.T5Config(
+    kind = "UMT5" if arch.own_biases else "T5"
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=arch.vocabulary,
         d_model=arch.width,
         d_kv=arch.head_dim,
@@ -27,7 +31,7 @@ def transformers_encoder(arch):
         relative_attention_num_buckets=arch.buckets,
         feed_forward_proj="gated-gelu",
     )
-    return transformers.T5EncoderModel(config)
+    return getattr(transformers, f"{kind}EncoderModel")(config)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +41,8 @@ def norms_in_fp64(monkeypatch):
     def forward(self, x):
         return self.weight * (x / torch.sqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon))
 
-    monkeypatch.setattr(transformers.models.t5.modeling_t5.T5LayerNorm, "forward", forward)
+    for kind in (transformers.models.t5.modeling_t5.T5LayerNorm, transformers.models.umt5.modeling_umt5.UMT5LayerNorm):
+        monkeypatch.setattr(kind, "forward", forward)
 
 
 def named_twice(arrays):
@@ -65,7 +70,7 @@ def batch(arch, length, seed=1):
 
 
 @pytest.mark.parametrize("length", [1, 7, 77, 300])
-@pytest.mark.parametrize("arch", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("arch", [WIDE, NARROW, UMT5], ids=["wide", "narrow", "umt5"])
 def test_hidden_state(pair, bound, off, arch, length):
     model, twin = pair(arch)
     ids = batch(arch, length)
@@ -74,8 +79,9 @@ def test_hidden_state(pair, bound, off, arch, length):
     assert off(model(tensor(ids)), expected) < bound
 
 
-def test_masked_padding(pair, bound, off):
-    model, twin = pair(WIDE)
+@pytest.mark.parametrize("arch", [WIDE, UMT5], ids=["t5", "umt5"])
+def test_masked_padding(pair, bound, off, arch):
+    model, twin = pair(arch)
     ids = batch(WIDE, 20)
     mask = np.arange(20)[None] < np.array([[5], [20]])
     with torch.no_grad():
