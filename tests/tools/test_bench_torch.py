@@ -36,7 +36,7 @@ from flame_train.training.batch import Batch
 
 SMALL = [
     *("sdxl-tiny", "sd3-tiny", "flux-tiny", "flux2-tiny", "flux3-tiny", "zimage-tiny", "chroma-tiny", "anima-tiny"),
-    *("qwen-image-tiny", "qwen-image-1-tiny", "flux2-dev-tiny"),
+    *("qwen-image-tiny", "qwen-image-1-tiny", "flux2-dev-tiny", "wan-tiny"),
 ]
 
 

@@ -42,7 +42,10 @@ class Past:
 class FilmConv(nn.Conv2d):
     """A convolution that sees the frames before one as well; a still has none, and the published padding is zeros.
 
-    `taps` is how many frames it sees. The kernels of these stand in a row, that of the frame itself last.
+    Args:
+        in_channels, out_channels: channels of input and output.
+        kernel_size, stride, padding: pixels.
+        taps: how many frames it sees. Their kernels stand in a row, that of the frame itself last.
     """
 
     def __init__(
