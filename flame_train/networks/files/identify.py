@@ -233,6 +233,9 @@ def _vae(shapes: Shapes) -> tuple[str, str] | None:
     return family, layout
 
 
+_T5: Final[Mapping[Shape, str]] = {(32128, 4096): "t5-xxl", (256384, 4096): "umt5-xxl"}
+
+
 def _text_encoder(shapes: Shapes) -> tuple[str, str] | None:
     for name, shape in shapes.items():
         if name.endswith("embeddings.token_embedding.weight") and len(shape) == 2:
@@ -241,7 +244,7 @@ def _text_encoder(shapes: Shapes) -> tuple[str, str] | None:
         if name.endswith("token_embedding.weight") and len(shape) == 2:
             return _clip(shape[1]), "openclip"
     for name, shape in shapes.items():
-        known = {(32128, 4096): "t5-xxl", (256384, 4096): "umt5-xxl"}.get(shape)
+        known = _T5.get(shape)
         if known and name.endswith(("shared.weight", "encoder.embed_tokens.weight")):
             return known, "transformers"
         if known and name.endswith("token_embd.weight"):

@@ -259,8 +259,9 @@ def qwen_vae_component() -> Component:
 def nested_vae_component(films: bool = False) -> Component:
     """Says where Qwen-Image 2.1's files have theirs, or Wan 2.2's, which is for `films`."""
     halving = r"encoder\.downsamples\.\d+\.downsamples\.(\d+)\.resample\."
-    tables = (_for(partial(of, films=films), halving) for of in (nested_vae_from_diffusers, nested_vae_from_wan))
-    return _component(*tables, unused=re.compile(r"(?!)") if films else _BETWEEN_FRAMES)
+    diffusers, wan = (partial(of, films=films) for of in (nested_vae_from_diffusers, nested_vae_from_wan))
+    unused = re.compile(r"(?!)") if films else _BETWEEN_FRAMES
+    return _component(_for(diffusers, halving), _for(wan, halving), unused)
 
 
 def _component(

@@ -213,8 +213,9 @@ class Encoder(nn.Module):
             down = i + 1 < len(widths)
             shortcut = arch.shortcut(width, i, down)
             around = shortcut.down if shortcut else None
-            kind = {"around": around, "taps": arch.taps, "frames": arch.frames[i] if arch.frames and down else 1}
-            self.down.append(Level(before, width, arch.num_res_blocks, arch.groups, down=down, **kind))
+            frames = arch.frames[i] if arch.frames and down else 1
+            sizes = before, width, arch.num_res_blocks, arch.groups
+            self.down.append(Level(*sizes, down=down, around=around, taps=arch.taps, frames=frames))
             before = width
         self.mid = Middle(before, arch.groups, arch.taps)
         self.norm_out = norm(arch.groups, before)
@@ -240,8 +241,9 @@ class Decoder(nn.Module):
             after = 0 if i == 0 else width if arch.groups or arch.frames else width // 2
             shortcut = arch.shortcut(width, i - 1, True) if i else None
             around = shortcut.up if shortcut else None
-            kind = {"around": around, "taps": arch.taps, "frames": arch.frames[i - 1] if arch.frames and i else 1}
-            levels.append(Level(before, width, arch.num_res_blocks + 1, arch.groups, up=after, **kind))
+            frames = arch.frames[i - 1] if arch.frames and i else 1
+            sizes = before, width, arch.num_res_blocks + 1, arch.groups
+            levels.append(Level(*sizes, up=after, around=around, taps=arch.taps, frames=frames))
             before = after
         self.up = nn.ModuleList(levels[::-1])
         self.norm_out = norm(arch.groups, finest)

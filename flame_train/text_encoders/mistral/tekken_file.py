@@ -9,11 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from flame_train.errors import ModelFileError
 from flame_train.io.json_values import json_tree, rows, table, whole
-from flame_train.io.weights import open_weights
 from flame_train.text_encoders.mistral.tokenizer import (
     BYTES,
     NAMED,
@@ -23,7 +20,8 @@ from flame_train.text_encoders.mistral.tokenizer import (
     made,
     published_tokens,
 )
-from flame_train.text_encoders.qwen3.tokenizer import MAX_BYTES, beside, bytes_of, tokenizer_file
+from flame_train.text_encoders.qwen3.tokenizer import beside, bytes_of, tokenizer_file
+from flame_train.text_encoders.stored_vocabulary import stored_vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -86,7 +84,7 @@ def find_tekken(encoder: Path, places: Sequence[Path], size: int) -> TekkenToken
 
 def _found(encoder: Path, places: Sequence[Path], size: int) -> tuple[str, TekkenTokenizer]:
     """Returns a tokenizer, and where it was found."""
-    if (raw := _inside(encoder)) is not None:
+    if (raw := stored_vocabulary(encoder, TENSOR, "a tekken.json")) is not None:
         return f"{encoder}: {TENSOR}", tekken_of(raw, f"{encoder}: {TENSOR}")
     if (file := next(beside(places, "tekken.json"), None)) is not None:
         return str(file), tekken_of(bytes_of(file), str(file))
@@ -99,23 +97,6 @@ def _found(encoder: Path, places: Sequence[Path], size: int) -> tuple[str, Tekke
         f"not the {PUBLISHED_ROWS} of the published vocabulary; put it into the folder of the checkpoint or of "
         "text_encoders.mistral"
     )
-
-
-def _inside(encoder: Path) -> bytes | None:
-    """Returns the bytes that the encoder's file holds; None for one without, and where there is no file."""
-    if not encoder.exists():
-        return None
-    with open_weights(encoder) as weights:
-        name = next((name for name in weights.names if name.replace("/", ".").rpartition(".")[2] == TENSOR), None)
-        if name is None:
-            return None
-        info = weights.info(name)
-        if info.dtype != "U8" or info.nbytes > MAX_BYTES:
-            raise ModelFileError(
-                f"{encoder}: {name}: expected at most {MAX_BYTES} bytes (U8) of a tekken.json, found "
-                f"{info.nbytes} of {info.dtype}; get another copy"
-            )
-        return np.ascontiguousarray(weights.read(name)).tobytes()
 
 
 def _parts(raw: bytes) -> tuple[Sequence[bytes], Mapping[str, int], int, str]:

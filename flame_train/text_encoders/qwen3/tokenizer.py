@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from flame_train.errors import ModelFileError
 from flame_train.text_encoders.encoder import TokenRow
+from flame_train.text_encoders.stored_vocabulary import MAX_BYTES
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,8 +42,6 @@ _WORD: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _FOLDERS: Final = ("tokenizer", "processor", "")
-MAX_BYTES: Final = 100_000_000
-"""Of a vocabulary's file."""
 
 
 class BytePairs(ABC):

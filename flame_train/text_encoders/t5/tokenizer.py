@@ -17,17 +17,15 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from flame_train.errors import ModelFileError
-from flame_train.io.weights import open_weights
 from flame_train.text_encoders.encoder import TokenRow
+from flame_train.text_encoders.stored_vocabulary import MAX_BYTES, stored_vocabulary
 
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3  # of a piece
@@ -139,7 +137,6 @@ _FIRST_OF_UMT5: Final = ("<pad>", "</s>", "<s>", "<unk>")
 _EXTRA_IDS: Final = {_FIRST: 100, _FIRST_OF_UMT5: 300}  # sentinels, which are not among a SentencePiece model's pieces
 _FILES: Final = ("tokenizer.json", "spiece.model")
 _FOLDERS: Final = ("", "tokenizer_3", "tokenizer_2", "tokenizer")
-_MAX_BYTES: Final = 100_000_000
 
 SHIPPED: Final = Path(__file__).parent / "tokenizer.json.gz"
 """The vocabulary of T5 v1.1, which SD3's and Flux's encoders were trained with; part of the package."""
@@ -253,7 +250,7 @@ def find_vocabulary(places: Iterable[str | Path], option: str, rows: int = 0) ->
             return path
     if rows == PUBLISHED_ROWS:
         return SHIPPED
-    inside = next((file for file in files if rows == UMT5_ROWS and _tensor_of(file)), None)
+    inside = next((file for file in files if rows == UMT5_ROWS and _in_weights(file)), None)
     if inside is not None:
         return inside
     looked = ", ".join(str(folder.absolute()) for folder in folders if folder.is_dir()) or "no folder that exists"
@@ -286,16 +283,12 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
     Raises ModelFileError.
     """
-    if path.suffix == ".safetensors" and path.is_file():
-        return _in_weights(path)
     if os.path.isdir(path):
         path = next((path / name for name in _FILES if (path / name).is_file()), path / "spiece.model")
     try:
         if path.exists() and not path.is_file():
             raise ValueError("no plain file")
         state = path.stat()
-        if state.st_size > _MAX_BYTES:
-            raise ValueError(f"over {_MAX_BYTES} bytes, too large for a vocabulary")
         vocabulary = _read(path, state.st_mtime_ns, state.st_size)
     except OSError as error:
         raise ModelFileError(
@@ -309,27 +302,16 @@ def read_vocabulary(path: Path) -> Vocabulary:
 @lru_cache(maxsize=2)
 def _read(path: Path, changed: int, size: int) -> Vocabulary:
     """Reads a file once, of which UMT5's takes seconds, unless it has `changed`, or its size has."""
+    if path.suffix == ".safetensors":
+        return _from_spiece(_in_weights(path) or b"")
+    if size > MAX_BYTES:
+        raise ValueError(f"over {MAX_BYTES} bytes, too large for a vocabulary")
     data = gzip.decompress(path.read_bytes()) if path == SHIPPED else path.read_bytes()
     return _from_json(json.loads(data)) if data[:1] == b"{" else _from_spiece(data)
 
 
-def _tensor_of(path: Path) -> str:
-    """Returns the name of the vocabulary's tensor in a file of weights; empty if it has none."""
-    with suppress(ModelFileError), open_weights(path) as weights:
-        return next((name for name in weights.names if name.rpartition(".")[2] == _IN_WEIGHTS), "")
-    return ""
-
-
-def _in_weights(path: Path) -> Vocabulary:
-    name = _tensor_of(path)
-    if not name:
-        raise ModelFileError(f"{path}: expected a vocabulary, found weights without a tensor {_IN_WEIGHTS}; fetch it")
-    with open_weights(path) as weights:
-        data = weights.read(name).astype(np.uint8).tobytes()
-    try:
-        return _from_spiece(data)
-    except ValueError as error:
-        raise ModelFileError(f"{path}: {name}: no vocabulary ({error}); fetch the file again") from error
+def _in_weights(path: Path) -> bytes | None:
+    return stored_vocabulary(path, _IN_WEIGHTS, "UMT5's spiece.model")
 
 
 def _is_vocabulary(path: Path, rows: int) -> bool:

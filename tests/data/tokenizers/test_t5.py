@@ -16,11 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_train.errors import ModelFileError
+from flame_train.io.safetensors import save_file
 from flame_train.text_encoders.t5.tokenizer import (
     EOS,
     PUBLISHED_ROWS,
     SHIPPED,
+    UMT5_ROWS,
     T5Tokenizer,
+    cleaned,
     find_vocabulary,
     named_vocabulary,
     parse_spiece,
@@ -300,6 +303,31 @@ def test_the_shipped_vocabulary_is_for_encoders_of_the_published_size(tmp_path: 
         find_vocabulary([tmp_path], "x", 384)
     beside = tokenizer_json(tmp_path)
     assert find_vocabulary([tmp_path], "x", PUBLISHED_ROWS) == beside
+
+
+def test_umt5_has_a_vocabulary_of_its_own(tmp_path: Path) -> None:
+    """It begins with a piece more, and ComfyUI's file of the encoder holds it; T5's beside that file is not taken."""
+    pieces = [*PIECES[:2], ("<s>", 0.0), *PIECES[2:-1]]
+    file = tmp_path / "umt5_xxl_fp16.safetensors"
+    save_file(file, {"spiece_model": np.frombuffer(spiece_of(pieces), np.uint8), "shared.weight": np.zeros(2)})
+    (tmp_path / "spiece.model").write_bytes(spiece_of(PIECES[:-1]))
+    assert find_vocabulary([file], "x", UMT5_ROWS) == file
+    assert find_vocabulary([file], "x", PUBLISHED_ROWS) == tmp_path / "spiece.model"
+    tokenizer = T5Tokenizer(file)
+    assert tokenizer.encode("a cat") == [5, 8]
+    assert tokenizer.encode("?") == [4, 3]  # of an unknown character
+    assert len(tokenizer.vocabulary.pieces) == 311  # and the 300 sentinels
+    (tmp_path / "spiece.model").write_bytes(spiece_of(pieces))
+    assert find_vocabulary([file], "x", UMT5_ROWS) == tmp_path / "spiece.model"
+    other = tmp_path / "other" / "umt5.safetensors"
+    other.parent.mkdir()
+    save_file(other, {"shared.weight": np.zeros(2)})
+    with pytest.raises(ModelFileError, match=r"UMT5's vocabulary: expected .* found none in .*/other, nor a tensor"):
+        find_vocabulary([other], "x", UMT5_ROWS)
+
+
+def test_a_caption_of_wan_is_cleaned() -> None:
+    assert cleaned(" a&amp;amp;b  c\n\u3000d ") == "a&b c d"
 
 
 def test_the_shipped_vocabulary_is_that_of_t5() -> None:
