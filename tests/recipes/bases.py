@@ -121,8 +121,9 @@ def check_separate_files(
     factors = {name.replace(".weight", ".scale_weight"): np.array(0.125, np.float32) for name in linear}
     rounded = {name: (array.astype(np.float32) * 0.125).astype(np.float16) for name, array in stored.items()}
     save_file(folder / "apart.safetensors", transformer | stored | factors | {"scaled_fp8": np.zeros(0, FP8)})
-    images = {"visual.patch_embed.proj.bias": np.zeros(8, np.float16)}
-    save_file(folder / "text.safetensors", below(text, arrays) | images)
+    images, words = np.zeros(8, np.float16), np.zeros(8, np.uint8)  # which play no part in the network
+    unused = {"spiece_model": words} if key == "t5" else {"visual.patch_embed.proj.bias": images}
+    save_file(folder / "text.safetensors", below(text, arrays) | unused)
     save_file(folder / "whole.safetensors", arrays | {f"model.diffusion_model.{n}": a for n, a in rounded.items()})
     write_vocabulary(folder, qwen=key == "qwen3", mistral=key == "mistral")
     named = [f"model.vae={base}", f"text_encoders.{key}={folder / 'text.safetensors'}"]

@@ -59,13 +59,12 @@ def test_captions_encoded_in_the_step_give_the_same_loss(train: Callable[..., in
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("text_encoders.t5_padding=seen", ""),
         ("text_encoders.t5_padding=zeros", "text_encoders.t5_padding: it has no effect on Wan 2.2"),
         ("loss.guidance_scale=3.5", "loss.guidance_scale: it has no effect on Wan 2.2"),
     ],
 )
 def test_what_has_no_effect_is_refused(train: Callable[..., int], capsys: Capture, setting: str, told: str) -> None:
-    assert (train("--check", "--set", setting) != 0) == bool(told)
+    assert train("--set", setting) != 0
     assert told in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from flame_train.adapters.targets import presets
 from flame_train.diffusion.flow import Shift, constant_shift, static_sigmas
 from flame_train.engine import Tensor, nn
-from flame_train.models.common.family import Networks, Opening
+from flame_train.models.common.family import FRAME_KEYS, Networks, Opening
 from flame_train.models.common.flow_model import FlowFamily, FlowModel
 from flame_train.models.common.model import SamplingDefaults
 from flame_train.models.common.small import QuickstartSpec
@@ -41,6 +41,8 @@ PRESETS: Final = presets(
 class WanModel(FlowModel):
     """Times are noise levels in (0, 1). Latents are those of a film, of which a still has one frame."""
 
+    fps = 24
+
     @property
     def sampling_defaults(self) -> SamplingDefaults:
         return SamplingDefaults(50, 5.0)
@@ -53,9 +55,8 @@ class WanModel(FlowModel):
         return static_sigmas(steps, _SAMPLING_SHIFT)
 
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        film = x if x.ndim == 5 else x.unsqueeze(1)
-        out: Tensor = network(film, t * 1000.0, cond["t5"])
-        return out.reshape(x.shape)
+        out: Tensor = network(x, t * 1000.0, cond["t5"])
+        return out
 
 
 def _networks(arch: WanArch, t5: T5Arch, vae: VaeArch) -> Networks:
@@ -73,6 +74,7 @@ class WanFamily(FlowFamily):
     lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"t5": "text_encoder"})
     unsupported = (*FlowFamily.unsupported, "text_encoders.t5_padding")  # rows behind a caption are zeros, as published
+    own_keys = FRAME_KEYS
     published = MappingProxyType(
         {
             "wan2.2-5b": lambda: _networks(WanArch.ti2v_5b(), T5Arch.umt5_xxl(), names.PUBLISHED_VAE),
