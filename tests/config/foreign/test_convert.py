@@ -291,7 +291,11 @@ def test_nothing_is_lost_without_a_word(project: Path) -> None:
         ),
         ("preset.json", ('"LORA",', '"LORA"'), "preset.json:5: expected JSON, got a syntax error"),
         ("simple.json", ('"sd3"', '"ltxvideo"'), "simple.json:2: model_family = ltxvideo"),
-        ("pipe.toml", ("type = 'flux'", "type = 'wan'"), "pipe.toml:14: type = wan: expected one of sdxl, "),
+        (
+            "pipe.toml",
+            ("type = 'flux'", "type = 'ltx-video'"),
+            "pipe.toml:14: type = ltx-video: expected one of sdxl, ",
+        ),
         ("run.sh", ("flux_train_network.py", "lumina_train_network.py"), "got a command of lumina_train_network.py"),
         ("flat.toml", ("network_dim", "cond_emb_dim = 32\nnetwork_dim"), "got a ControlNet-LLLite (cond_emb_dim)"),
         ("eri.yaml", ("sd3\n", "hidream\n"), "eri.yaml:1: model_kind = hidream"),
