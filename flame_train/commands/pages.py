@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flame_train.commands.parameters import Debug
+from flame_train.commands.parameters import Debug, device_name
 
 pages_app = typer.Typer()
 
@@ -39,11 +39,32 @@ def window(
         typer.Option("--root", metavar="DIR", help="Folder that it may read and write; repeatable. Default: this one."),
     ] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 0,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device",
+            parser=device_name,
+            metavar="cuda:N",
+            help="GPU that has one run of the queue at a time; repeatable. Default: every GPU.",
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Open a local window that sets up runs, and shows those below its folders."""
+    """Open a local window that sets up, starts and queues runs, and shows those below its folders."""
     from flame_train.show.serve import needing_the_extra
 
     with needing_the_extra():
         from flame_train.ui.app import ui
-    ui(root or [Path()], port, lambda address: typer.echo(f"{address}  (Ctrl-C ends it)"))
+    devices = device if device is not None else _gpus()
+    ui(root or [Path()], port, lambda address: typer.echo(f"{address}  (Ctrl-C ends it; runs go on)"), devices)
+
+
+def _gpus() -> list[str]:
+    """Returns every GPU of this machine; none where none is usable."""
+    from flame_train.engine.backend.cuda import gpu_count
+    from flame_train.errors import EnvironmentFault
+
+    try:
+        return [f"cuda:{number}" for number in range(gpu_count())]
+    except EnvironmentFault:
+        return []

@@ -8,6 +8,7 @@ bytes cannot be read by others.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import importlib
@@ -15,6 +16,7 @@ import os
 import re
 import secrets
 import sys
+import time
 from types import ModuleType
 from typing import Final
 
@@ -67,6 +69,7 @@ def optional_module(name: str) -> ModuleType | None:
 
 _FCNTL, _MSVCRT = optional_module("fcntl"), optional_module("msvcrt")
 
+_TRIES, _PAUSE = 10, 0.02  # seconds
 _BEGIN: Final = 1 << 30  # msvcrt takes the range from a file's position, which must fit 31 bits
 _COUNT: Final = 1 << 20  # two shared locks meet in one byte once in a million times
 _TAKEN: Final = (errno.EACCES, errno.EDEADLK)  # what msvcrt says of bytes that somebody else has
@@ -82,6 +85,15 @@ def lock(descriptor: int, *, shared: bool = False) -> None:
         _lock_bytes(descriptor, begin, count)
     else:
         raise OSError(errno.ENOSYS, "this system has no locks on files")
+
+
+def lock_soon(descriptor: int, *, shared: bool = False) -> None:
+    """Locks as `lock` does, and waits for a reader, who holds its lock for a moment to see whether there is another."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            return lock(descriptor, shared=shared)
+        time.sleep(_PAUSE)
+    lock(descriptor, shared=shared)
 
 
 def _lock_bytes(descriptor: int, begin: int, count: int) -> None:

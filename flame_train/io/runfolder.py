@@ -22,7 +22,7 @@ from flame_train.disk.atomic_write import remove_stale, write_atomically
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.open_folder import FolderEntry, FolderLost, OpenFolder
 from flame_train.disk.preflight import could_make_folder, disk_errors, make_folder, reading
-from flame_train.disk.system import NONBLOCK, lock
+from flame_train.disk.system import NONBLOCK, lock_soon
 from flame_train.errors import OutputError
 from flame_train.io import commit
 from flame_train.io.requests import Kind, Requests
@@ -361,7 +361,7 @@ class RunFolder:
     def _take(self, folder: OpenFolder, descriptor: int, *, shared: bool = False) -> None:
         """Raises OutputError if another run has the lock, or the disk has no locks."""
         try:
-            lock(descriptor, shared=shared)
+            lock_soon(descriptor, shared=shared)
         except BlockingIOError:
             holder = read_status(folder)
             raise OutputError(

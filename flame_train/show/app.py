@@ -52,9 +52,9 @@ class NotFound(Exception):
 class Pages:
     """Answers the requests. Each method takes one and returns the answer."""
 
-    def __init__(self, library: Library, links: dict[str, str] = PAGES) -> None:
-        """`links` are the pages that each head leads to, by name."""
-        self._library, self._links = library, links
+    def __init__(self, library: Library, links: dict[str, str] = PAGES, modules: Sequence[str] = ()) -> None:
+        """`links` are the pages that each head leads to, by name; `modules` are further scripts of each page."""
+        self._library, self._links, self._modules = library, links, modules
         loader = DictLoader({name: page_file(name) for name in _TEMPLATES})
         self._templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
 
@@ -191,7 +191,7 @@ class Pages:
 
     def _page(self, template: str, top: Element, **values: Any) -> Response:
         """Renders a template below a head."""
-        text = self._templates.get_template(template).render(values, header=Markup(html(top)))
+        text = self._templates.get_template(template).render(values, header=Markup(html(top)), modules=self._modules)
         return Response(text, media_type="text/html", headers={"Cache-Control": "no-store"})
 
     def _view(self, request: Request) -> RunView:

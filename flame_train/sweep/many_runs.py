@@ -18,11 +18,12 @@ from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.preflight import make_folder
 from flame_train.errors import ConfigError, OutputError
 from flame_train.io import json_values as given
+from flame_train.io.run_output import why
 from flame_train.io.runlog import state_of
 from flame_train.run.plan.encoding import ENCODED
 from flame_train.training.session import StopRequest
 
-from .runners import SCRIPT, run_here, run_on_ray, script, why
+from .runners import SCRIPT, run_here, run_on_ray, script
 from .sweep_file import PLACES, Planned, Sweep, read_sweep
 
 _LOG = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def sweep(file: Path, where: Where, devices: Sequence[str], status: bool) -> tup
     failed = {name: code for name, code in codes.items() if code}
     for run in open_runs:
         if run.name in failed:
-            _LOG.error("%s: ended with %d %s", run.name, failed[run.name], why(run))
+            _LOG.error("%s: ended with %d %s", run.name, failed[run.name], why(run.folder))
     return _report(all_runs), next(iter(failed.values()), 0)
 
 

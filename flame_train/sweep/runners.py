@@ -9,15 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import Any, Final, cast
 
-from flame_train.disk.open_folder import OpenFolder
-from flame_train.disk.preflight import disk_errors, make_folder
 from flame_train.errors import ConfigError, DeviceFault, EnvironmentFault, exit_status, lines_shown, shown
+from flame_train.io.run_output import output_of, saying
 from flame_train.training.session import StopRequest
 
 from .sweep_file import Planned, Sweep
@@ -25,8 +23,6 @@ from .sweep_file import Planned, Sweep
 _LOG = logging.getLogger(__name__)
 
 _POLL: Final = 0.1  # seconds between two looks at the processes
-OUTPUT: Final = "output.txt"
-"""What a run says, beside its folder: NAME.output.txt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,35 +78,8 @@ def run_here(
 def _start(config: str, run: Planned, device: str) -> subprocess.Popen[bytes]:
     """Begins a run, in a session of its own: a terminal's Ctrl-C comes here alone, and is passed on once."""
     command = [sys.executable, "-m", "flame_train", *arguments(config, run, device)]
-    with saying(output_of(run)) as file:
+    with saying(output_of(run.folder)) as file:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
-
-
-def output_of(run: Planned) -> Path:
-    """Returns the file with what a run said."""
-    return run.folder.with_name(f"{run.folder.name}.{OUTPUT}")
-
-
-@contextmanager
-def saying(output: Path) -> Iterator[IO[bytes]]:
-    """Opens the file with what a run says, to append to. Raises OutputError where it is a link, or no plain file."""
-    make_folder(output.parent)
-    with ExitStack() as opened:
-        with disk_errors(output):
-            folder = opened.enter_context(OpenFolder.open(output.parent))
-            file = opened.enter_context(folder.appending(output.name))
-        yield file
-
-
-def why(run: Planned) -> str:
-    """Returns the last error that a run said, as one line."""
-    output = output_of(run)
-    try:
-        with OpenFolder.open(output.parent) as folder:
-            lines = folder.tail(output.name, 1 << 14).decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line for line in reversed(lines) if line.startswith("error: ")), "")
 
 
 TRIES: Final = 5
@@ -144,7 +113,8 @@ def run_on_ray(
         wants = {"num_gpus": 1} if device.startswith("cuda") else {"num_cpus": 1}
         task = library.remote(max_retries=TRIES, max_calls=1, **wants)(_train)
         waiting = {
-            task.remote(config, run.overrides, device, folder, str(output_of(run).absolute())): run for run in runs
+            task.remote(config, run.overrides, device, folder, str(output_of(run.folder).absolute())): run
+            for run in runs
         }
         codes = dict[str, int]()
         while waiting:

@@ -7,7 +7,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -130,20 +131,33 @@ def made(tmp_path: Path) -> Callable[..., Made]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., int]]:
-    """serve(folder, ..., host, token, window): the port of a server that shows these folders until the test ends.
+    """serve(folder, ..., host, token, window, devices, command): the port of a server of folders until the test ends.
 
-    With `window` they are the roots of `flame-train ui`.
+    With `window` they are the roots of `flame-train ui`, and its queue works if there is a `command` to start.
     """
     uvicorn = pytest.importorskip("uvicorn", reason="the extra `show` is not installed")
     from flame_train.show.app import Pages
     from flame_train.ui.app import Window
 
-    running = []
+    running, works = [], ExitStack()
 
-    def start(*folders: Path, host: str = HOST, token: str = "", window: bool = False) -> int:
+    def start(
+        *folders: Path,
+        host: str = HOST,
+        token: str = "",
+        window: bool = False,
+        devices: Sequence[str] = (),
+        command: Sequence[str] = (),
+    ) -> int:
         listener = listening(0, host)
         port: int = listener.getsockname()[1]
-        pages = Window(Roots(folders)).app() if window else Pages(Library(folders)).app()
+        if window:
+            shown = Window(Roots(folders), devices, command or ("false",))
+            pages = shown.app()
+            if command:
+                works.enter_context(shown.queue.working())
+        else:
+            pages = Pages(Library(folders)).app()
         app = Guard(pages, port, host, token, changes=window)
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -155,6 +169,7 @@ def serve() -> Iterator[Callable[..., int]]:
     for server, thread in running:
         server.should_exit = True
         thread.join(20)
+    works.close()
 
 
 @pytest.fixture(scope="session")

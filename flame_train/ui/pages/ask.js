@@ -7,13 +7,18 @@ export class Refused extends Error {
   constructor(message, now) { super(message); this.now = now; }
 }
 
+// What this window is called: the server lets one act, and the others look.
+const WINDOW = sessionStorage.getItem("window") ?? crypto.randomUUID();
+sessionStorage.setItem("window", WINDOW);
+
 /** Asks the server. Throws Refused with its words. @param {string} what @param {Object<string, any>} question @returns {Promise<any>} */
 export async function ask(what, question) {
   let answer;
   try {
-    answer = await fetch("/ask/" + what, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question) });
+    answer = await fetch("/ask/" + what, { method: "POST", headers: { "Content-Type": "application/json", "X-Flame-Window": WINDOW }, body: JSON.stringify(question) });
   } catch { throw new Refused("the server does not answer; is flame-train ui still running?"); }
   const text = await answer.text();
+  if (answer.ok || answer.status === 423) document.dispatchEvent(new CustomEvent("acts", { detail: answer.ok && JSON.parse(text).acts }));
   if (answer.ok) return JSON.parse(text);
   try {
     const told = JSON.parse(text);

@@ -287,13 +287,14 @@ function duration(seconds) {
   return minutes < 1 ? `${Math.round(seconds)} s` : minutes < 90 ? `${minutes} min` : `${(minutes / 60).toFixed(1)} h`;
 }
 
-/** @param {Object<string, any>} [refused] the question that was refused */
-async function write(refused) {
+/** Writes the config, or starts it too. @param {string} what @param {Object<string, any>} [refused] the question that was refused */
+async function write(what, refused) {
   await inOrder(async () => {
     const place = by("written", HTMLElement);
     const question = refused ? { ...refused, force: true } : { toml: run.toml, path: input("path").value, device: select("device").value, force: false };
     try {
-      const made = await ask("write", question);
+      const made = await ask(what, question);
+      if (what === "start") { location.href = "/queue"; return; }
       const command = make("code", {}, made.command), copy = make("button", { type: "button" }, "copy");
       copy.addEventListener("click", () => navigator.clipboard.writeText(made.command));
       place.replaceChildren(make("p", {}, "Written. This trains it:"), make("p", { class: "command" }, command, " ", copy));
@@ -302,7 +303,7 @@ async function write(refused) {
       place.replaceChildren(make("p", { class: "bad", role: "alert" }, message));
       if (message.includes("exists already")) {
         const again = make("button", { type: "button" }, "replace it");
-        again.addEventListener("click", () => write(question));
+        again.addEventListener("click", () => write(what, question));
         place.append(again);
       }
     }
@@ -321,12 +322,23 @@ select("device").addEventListener("change", plan);
 for (const id of ["find", "every"]) by(id, HTMLElement).addEventListener("input", refilter);
 toml.addEventListener("input", () => { run.toml = toml.value; });
 toml.addEventListener("input", later(retake, 400));
-by("write", HTMLElement).addEventListener("click", () => write());
+for (const what of ["write", "start"]) by(what, HTMLElement).addEventListener("click", () => write(what));
 by("example", HTMLElement).addEventListener("click", example);
 input("opened").addEventListener("change", () => { const file = input("opened").files?.[0]; if (file) open(file); input("opened").value = ""; });
 for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
 document.addEventListener("drop", (event) => { const file = event instanceof DragEvent && event.dataTransfer?.files[0]; if (file) open(file); });
 
+/** Begins with a run's config. @param {string} name @param {string} how */
+async function copyOf(name, how) {
+  await inOrder(async () => {
+    const made = await ask("copy", { name, how });
+    await opened(made.toml);
+    say(`${how === "continue" ? "It begins with the last state of" : "A copy of"} ${name}, in ${made.folder}`);
+  });
+}
+
 select("device").value = schema.device;
+const asked = new URLSearchParams(location.search);
+if (asked.has("run")) await copyOf(asked.get("run") ?? "", asked.get("how") ?? "");
 await findModels();
 document.body.dataset.ready = "yes";
