@@ -41,6 +41,8 @@ _LINKS: Final = {"new run": "/new", "queue": "/queue"} | PAGES
 _MODULES: Final = ("/ui/ui.css", "/ui/acting.js")
 _WINDOW: Final = "x-flame-window"
 """The header by which a page says which window it is."""
+_ACTS: Final = "x-flame-acts"
+"""The header that says whether that window acts."""
 
 
 class Question(BaseModel):
@@ -189,7 +191,7 @@ class Window:
 
     def app(self) -> Starlette:
         """Returns the application, without its guard: these pages, and those of the runs below the folders."""
-        roots, queue, one, acts = self._roots, self.queue, self._answers, partial(self._answers, acts=True)
+        roots, one, acts = self._roots, self._answers, partial(self._answers, acts=True)
         answers = [
             one("/ask/state", Text, lambda q: draft.state(q.toml, roots)),
             one("/ask/change", Change, lambda q: draft.changed(q.toml, q.key, q.value, roots)),
@@ -211,7 +213,7 @@ class Window:
             acts("/ask/start", File, self._start),
             acts("/ask/again", Again, self._again),
             acts("/ask/act", Act, self._act),
-            acts("/ask/move", Moved, lambda q: self._then(queue.change(q.entry, q.what))),
+            acts("/ask/move", Moved, self._move),
             acts("/ask/settle", Settle, self._settle),
         ]
         own = [Route("/new", self._new), Route("/picture", self._picture), Route("/ui/{name}", self._asset)]
@@ -240,8 +242,7 @@ class Window:
                 if acts and path != "/ask/take":
                     self._lease.check(window)
                 with within(self._roots):
-                    told = answer(question)
-                return _json(told | {"acts": self._lease.holds(window, path == "/ask/take")})
+                    return _json(answer(question))
             except OtherWindow as error:
                 return _json({"error": str(error)}, 423)
             except pictures.Changed as error:
@@ -251,7 +252,9 @@ class Window:
 
         async def respond(request: Request) -> Response:
             window = request.headers.get(_WINDOW, "")[:64]
-            return await run_in_threadpool(answered, await request.body(), window)
+            response = await run_in_threadpool(answered, await request.body(), window)
+            response.headers[_ACTS] = "yes" if self._lease.holds(window, path == "/ask/take") else "no"
+            return response
 
         return Route(path, respond, methods=["POST"])
 
@@ -283,7 +286,8 @@ class Window:
                     run |= runs.told(folder, Path(run["folder"]))
         return told
 
-    def _then(self, done: None) -> dict[str, Any]:
+    def _move(self, question: Moved) -> dict[str, Any]:
+        self.queue.change(question.entry, question.what)
         return self._queue()
 
     def _start(self, question: File) -> dict[str, Any]:
@@ -319,7 +323,8 @@ class Window:
 
     def _settle(self, question: Settle) -> dict[str, Any]:
         paused = {None: None, True: "paused by you", False: ""}[question.paused]
-        return self._then(self.queue.settle(question.after_failure, paused))
+        self.queue.settle(question.after_failure, paused)
+        return self._queue()
 
     def _view(self, name: str) -> RunView:
         view = self._library.view(name)

@@ -18,7 +18,7 @@ export async function ask(what, question) {
     answer = await fetch("/ask/" + what, { method: "POST", headers: { "Content-Type": "application/json", "X-Flame-Window": WINDOW }, body: JSON.stringify(question) });
   } catch { throw new Refused("the server does not answer; is flame-train ui still running?"); }
   const text = await answer.text();
-  if (answer.ok || answer.status === 423) document.dispatchEvent(new CustomEvent("acts", { detail: answer.ok && JSON.parse(text).acts }));
+  document.dispatchEvent(new CustomEvent("acts", { detail: answer.headers.get("X-Flame-Acts") !== "no" }));
   if (answer.ok) return JSON.parse(text);
   try {
     const told = JSON.parse(text);
