@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from flame_train.errors import ConfigError, kind_of
 from flame_train.io.json_values import toml_tree
 
 _OVERRIDE = "--set"
+_WITH_COMMA = re.compile(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +310,8 @@ def _wrong_table(error: ValidationError, key: Key) -> str:
 
 
 def _wrong_value(key: Key, value: Any) -> str:
+    if isinstance(value, str) and key.annotation is float and _WITH_COMMA.fullmatch(value):
+        return f"expected {key.expected}, got {_shown(value)}; write {value.replace(',', '.')}, with a point"
     message = f"expected {key.expected}, got {_shown(value)}"
     if isinstance(value, str) and key.choices:
         names = [str(choice) for choice in key.choices]

@@ -85,7 +85,8 @@ class SampleSection(Repeated):
     )
     prompts: tuple[Prompt, ...] = field(
         (),
-        "one image each; empty: no grids. Strings, also with --n --w --h --d --l --s as kohya has them, or tables "
+        "prompts of the sample images, one each; empty: no grids. Strings, also with --n --w --h --d --l --s as kohya "
+        "has them, or tables "
         "[[sample.prompts]] with text, negative, seed, width, height, steps, guidance_scale, sampler, strength, "
         "control",
         free=True,

@@ -171,7 +171,7 @@ class TextEncodersSection(Section):
     )
     targets: tuple[str, ...] = field(
         ("attention",),
-        "presets (attention, attention+mlp, full) or globs over the names of their modules",
+        "which of their modules get them: presets (attention, attention+mlp, full) or globs over names",
         instead_of="lora.targets",
     )
 
@@ -189,7 +189,7 @@ class _Folders(Section):
         (), "tables [[data.sets]] in place of path: several folders, each with settings of its own"
     )
     resolution: int = field(
-        1024, "side of the square whose area a bucket may have", unit="pixels", ge=8, le=8192, multiple_of=8
+        1024, "resolution: side of the square whose area a bucket may have", unit="pixels", ge=8, le=8192, multiple_of=8
     )
 
 
@@ -262,7 +262,7 @@ class LoraSection(Section):
     )
     targets: tuple[str, ...] = field(
         ("attention",),
-        "presets (attention, attention+mlp, full) or globs over module names",
+        "which layers get adapters: presets (attention, attention+mlp, full) or globs over module names",
         aka=("target_modules",),
     )
     scale: Literal["rank", "sqrt_rank"] = field(

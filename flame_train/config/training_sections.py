@@ -126,7 +126,7 @@ class TrainSection(Section):
 
     steps: int = field(
         2000,
-        "optimizer updates in the run",
+        "length of the run in optimizer updates",
         unit="steps",
         ge=1,
         le=LONGEST_RUN,
@@ -141,7 +141,7 @@ class TrainSection(Section):
         free=True,  # the weights depend on train.steps, which is counted from it
         aka=("max_train_epochs", "num_train_epochs"),
     )
-    seed: int = field(42, "every random number follows from it", ge=0, le=2**63 - 1)
+    seed: int = field(42, "seed: every random number follows from it", ge=0, le=2**63 - 1)
     precision: Literal["fp32", "bf16", "fp16"] = field(
         "bf16",
         "number format of the base model; adapters stay fp32",

@@ -161,7 +161,7 @@ class CaptionFiles:
         notices = []
         if self._empty:
             notices.append(f"{counted(self._empty, 'caption is', 'captions are')} empty")
-        if self._defaulted:
+        if self._defaulted and self._rule.default:
             notices.append(f"{counted(self._defaulted, 'image')} without a caption: the default one is taken")
         if self._named:
             notices.append(f"{counted(self._named, 'image')} without a caption: the folder's name is taken")

@@ -31,7 +31,11 @@ class CaptionKeys(Section):
     tag_dropout: float = field(0.0, "probability that a tag is left out", ge=0, le=1, aka=("caption_tag_dropout_rate",))
     protected: tuple[str, ...] = field((), "tags that are never left out")
     wildcards: bool = field(False, "{a|b} is a or b; {{ and }} are the signs themselves", aka=("enable_wildcard",))
-    trigger: str = field("", "replaces [trigger]; put in front of captions that hold neither", aka=("trigger_word",))
+    trigger: str = field(
+        "",
+        "trigger word: it replaces [trigger], or is put in front of captions that hold neither",
+        aka=("trigger_word",),
+    )
     prefix: str = field("", "text before each caption", aka=("caption_prefix",))
     suffix: str = field("", "text after each caption", aka=("caption_suffix",))
     lines: bool = field(False, "each line of a caption file is a caption of its own; false: they are one")

@@ -24,7 +24,7 @@ class SetKeys(Section):
     resolutions: tuple[Annotated[int, Field(ge=8, le=8192, multiple_of=8)], ...] = field(
         (), "resolutions at which each image is trained, in buckets of each; empty: data.resolution", unit="pixels"
     )
-    batch_size: int = field(1, "images in one micro-batch", unit="images", ge=1, aka=("train_batch_size",))
+    batch_size: int = field(1, "batch size: images in one micro-batch", unit="images", ge=1, aka=("train_batch_size",))
     repeats: int = field(1, "how often each image comes in one epoch", ge=1, aka=("num_repeats",))
     folder_repeats: bool = field(False, "images in a folder N_name come N times as often, as kohya's trainers have it")
     caption_dropout: float = field(

@@ -80,9 +80,11 @@ class Pages:
     def runs(self, request: Request) -> Response:
         """Returns the list of runs; the only run's page if there is one."""
         names = list(self._library.readers())
-        if len(names) == 1:
-            return RedirectResponse(_path("/run", name=names[0]))
-        views = [view for name in names if (view := self._library.view(name))]
+        return RedirectResponse(_path("/run", name=names[0])) if len(names) == 1 else self.listed(request)
+
+    def listed(self, request: Request) -> Response:
+        """Returns the list of runs, also of one."""
+        views = [view for name in self._library.readers() if (view := self._library.view(name))]
         table = Markup(html(comparison.runs(views, _run, lambda view: _sample(view, "small")(view.grids[-1], 0))))
         return self._page("runs.html", header(links=self._links, here="runs"), title="runs", table=table)
 

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from flame_train.disk.preflight import disk_errors
 from flame_train.disk.roots import Roots, within
-from flame_train.errors import ConfigError, FlameError, lines_shown, shown
+from flame_train.errors import ConfigError, FlameError, shown
 from flame_train.io.requests import Kind
 from flame_train.quickstart.first_run import usable_device
 from flame_train.show.app import PAGES, Pages
@@ -34,9 +34,10 @@ from flame_train.show.svg import html
 from . import draft, pictures, places, runs
 from .lease import Lease, OtherWindow
 from .queue import COMMAND, Queue
+from .words import in_the_window
 
 _PAGES: Final = resources("flame_train.ui") / "pages"
-_SCRIPTS: Final = ("acting.js", "ask.js", "form.js", "images.js", "new.js", "queue.js")
+_SCRIPTS: Final = ("acting.js", "ask.js", "draft.js", "form.js", "images.js", "new.js", "plan.js", "queue.js")
 _LINKS: Final = {"new run": "/new", "queue": "/queue"} | PAGES
 _MODULES: Final = ("/ui/ui.css", "/ui/acting.js")
 _WINDOW: Final = "x-flame-window"
@@ -85,9 +86,10 @@ class Dropped(Question):
 
 
 class PlanOf(Text):
-    """A text to plan, the device, the page that asks, which wants its newest answer alone, and names it may look up."""
+    """A text to plan, for a device and a card; the page that asks, which wants its newest answer; names to look up."""
 
     device: str = Field(pattern="^(cuda|cpu)$")
+    card: float | None = Field(gt=0, le=10_000)
     page: str = Field(max_length=64)
     confirmed: list[str]
 
@@ -197,7 +199,7 @@ class Window:
             one("/ask/change", Change, lambda q: draft.changed(q.toml, q.key, q.value, roots)),
             one("/ask/begin", Begin, self._begin),
             one("/ask/import", Dropped, lambda q: draft.imported(q.name, q.text, q.family, q.partial)),
-            one("/ask/plan", PlanOf, lambda q: self._planner.plan(q.toml, q.device, q.page, q.confirmed)),
+            one("/ask/plan", PlanOf, lambda q: self._planner.plan(q.toml, q.device, q.card, q.page, q.confirmed)),
             acts("/ask/write", File, lambda q: draft.written(q.toml, q.path, q.device, q.force, roots)),
             one("/ask/images", ImagesOf, lambda q: self._pictures(q).page(q.page, q.lacking)),
             acts("/ask/caption", Caption, lambda q: self._pictures(q).write(q.file, q.before, q.caption)),
@@ -221,7 +223,7 @@ class Window:
         library, pages = self._library, Pages(self._library, _LINKS, _MODULES)
 
         def first(request: Request) -> Response:
-            return pages.runs(request) if library.readers() else RedirectResponse("/new")
+            return pages.listed(request) if library.readers() else RedirectResponse("/new")
 
         own.append(Route("/", first))
         return pages.app(*answers, *own, Route("/form.json", self._form))
@@ -248,7 +250,7 @@ class Window:
             except pictures.Changed as error:
                 return _json({"error": str(error), "now": error.now}, 409)
             except FlameError as error:
-                return _json({"error": lines_shown(str(error))}, 400)
+                return _json({"error": in_the_window(str(error))}, 400)
 
         async def respond(request: Request) -> Response:
             window = request.headers.get(_WINDOW, "")[:64]
@@ -349,7 +351,7 @@ class Window:
                 self._roots,
             )
         except FlameError as error:
-            return _json({"error": lines_shown(str(error))}, 404)
+            return _json({"error": in_the_window(str(error))}, 404)
         return Response(raw, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=86400"})
 
     def _asset(self, request: Request) -> Response:

@@ -28,22 +28,25 @@ from flame_train.data.sets import DataSet, image_sets
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import free_bytes, refuse_place
 from flame_train.disk.roots import Roots
-from flame_train.errors import ConfigError, FlameError, Interrupted, lines_shown, shown
+from flame_train.errors import ConfigError, FlameError, Interrupted, shown
 from flame_train.families import licences
 from flame_train.io.addresses import is_address, is_hub_name
 from flame_train.io.hub import Fetch
 from flame_train.models.registry import FAMILIES
-from flame_train.run.commands.describe import as_text
+from flame_train.run.commands.describe import as_text, verdict
 from flame_train.run.commands.stages import dry_run_of
 from flame_train.tools import init
 from flame_train.tools.import_config import import_config
 from flame_train.training.session import Session, StopRequest
+
+from .words import in_the_window
 
 NAME: Final = "config"
 """What the text is called in messages, which stand beside it."""
 
 _GIB: Final = 1 << 30
 _LINE: Final = re.compile(rf"{NAME}(?::(\d+))?(?::\d+)?: (?:([a-z_]+(?:\.[a-z0-9_]+)?)(?: \d+)?: )?(.*)")
+_HEAD: Final = re.compile(r"; |: |, |(?<!/) \(")
 _BARE: Final = re.compile(r"([a-z_]+\.[a-z0-9_]+): (.*)")
 
 
@@ -66,11 +69,14 @@ def form() -> dict[str, Any]:
 
 
 def _field(key: Key) -> dict[str, Any]:
+    """Returns what a field needs; what heads it is how the key's meaning begins."""
+    title = _HEAD.split(key.doc, 1)[0]
     return {
         "path": key.path,
         "section": key.section,
         "name": key.name,
-        "doc": key.doc,
+        "title": title[:1].upper() + title[1:],
+        "doc": key.doc[len(title) :].lstrip(";:, "),
         "unit": key.unit,
         "expected": key.expected,
         "kind": _kind(key),
@@ -134,7 +140,7 @@ def state(text: str, roots: Roots) -> dict[str, Any]:
     values = flat(located.config)
     shown_as = {path: _shown(values.get(path, value), keys()[path]) for path, value in values.items()}
     shown_as |= {path: _shown(value, keys()[path]) for path, value in written.items() if path in keys()}
-    told = [{"key": p.key, "line": _line_of(p.place), "message": lines_shown(p.message)} for p in problems]
+    told = [{"key": p.key, "line": _line_of(p.place), "message": in_the_window(p.message)} for p in problems]
     return {"toml": text, "values": shown_as, "written": list(written), "problems": told}
 
 
@@ -160,7 +166,7 @@ def _line_of(place: str) -> int:
 def _told(error: BaseException) -> list[dict[str, Any]]:
     """Returns the problems that an error reports, one for each line that names its key or place."""
     told: list[dict[str, Any]] = []
-    for line in lines_shown(str(error)).splitlines():
+    for line in in_the_window(str(error)).splitlines():
         place, bare = _LINE.fullmatch(line), _BARE.fullmatch(line)
         if place:
             told.append({"key": place[2] or "", "line": int(place[1] or 0), "message": place[3]})
@@ -252,7 +258,7 @@ def imported(name: str, text: str, family: str, partial: bool) -> dict[str, Any]
     if Path(plain).suffix.lower() in (".toml", ".yaml", ".yml") and program_of(parse(text, plain)[0]) is None:
         if Path(plain).suffix.lower() != ".toml":
             raise ConfigError(f"{plain}: expected TOML, or another trainer's config; write it as TOML")
-        return {"toml": text, "from": "flame-train", "listed": [], "missing": []}
+        return {"toml": text, "from": "flame-train"}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, plain)
         file.write_text(text, encoding="utf-8")
@@ -260,8 +266,9 @@ def imported(name: str, text: str, family: str, partial: bool) -> dict[str, Any]
             result = import_config(str(file), None, family, partial=partial)
         except ConfigError as error:
             raise ConfigError(str(error).replace(f"{folder}/", "")) from None
-    kept = ("from", "listed", "missing", "family")
-    return {"toml": result["config"]} | {name: result[name] for name in kept}
+    kept = ("from", "listed", "missing", "needless")
+    count = len(result["carried"]) + sum(map(len, result["sets"]))
+    return {"toml": result["config"], "carried": count} | {name: result[name] for name in kept}
 
 
 # ---- the plan
@@ -274,8 +281,10 @@ class Planner:
         self._roots, self._one = roots, threading.Lock()
         self._newest: dict[str, StopRequest] = {}
 
-    def plan(self, text: str, device: str, page: str, confirmed: Collection[str]) -> dict[str, Any]:
-        """Returns the report of a dry run, what it notes, and the room on the disk; or all its problems.
+    def plan(self, text: str, device: str, card: float | None, page: str, confirmed: Collection[str]) -> dict[str, Any]:
+        """Returns the report of a dry run, whether it fits a `card` of so many GB, notes, and the room on the disk.
+
+        Or all its problems.
 
         The hub is asked only where every name of it in the text is `confirmed`: others are half-typed, or a stranger's.
         """
@@ -286,14 +295,16 @@ class Planner:
         with self._one:
             try:
                 mine.check("before it was planned")
-                return self._planned(text, device, mine, confirmed)
+                return self._planned(text, device, card, mine, confirmed)
             except Interrupted:
                 return {"superseded": True}
             finally:
                 if self._newest.get(page) is mine:
                     del self._newest[page]
 
-    def _planned(self, text: str, device: str, stop: StopRequest, confirmed: Collection[str]) -> dict[str, Any]:
+    def _planned(
+        self, text: str, device: str, card: float | None, stop: StopRequest, confirmed: Collection[str]
+    ) -> dict[str, Any]:
         try:
             located, problems = look(text, self._roots)
         except ConfigError as error:
@@ -311,7 +322,8 @@ class Planner:
             except FlameError as error:
                 return {"problems": _told(error), "notes": notes}
         free = round(free_bytes(Path(located.config.output.dir)) / _GIB, 1)
-        return {"plan": report, "text": as_text(report), "notes": notes, "free_disk_gib": free}
+        told = {"text": in_the_window(as_text(report)), "verdict": in_the_window(verdict(report, card))}
+        return {"plan": report, **told, "notes": notes, "free_disk_gib": free}
 
 
 @contextmanager
@@ -319,7 +331,7 @@ def _warnings() -> Iterator[list[str]]:
     """Collects what this thread warns of."""
     notes: list[str] = []
     thread, handler = threading.get_ident(), logging.Handler(logging.WARNING)
-    handler.emit = lambda record: notes.append(lines_shown(record.getMessage()))  # type: ignore[method-assign]
+    handler.emit = lambda record: notes.append(in_the_window(record.getMessage()))  # type: ignore[method-assign]
     handler.addFilter(lambda record: record.thread == thread)
     logger = logging.getLogger("flame_train")
     logger.addHandler(handler)

@@ -20,6 +20,7 @@ from .pictures import image_count
 _MOST: Final = 300  # models, and folders of a list
 _FILES: Final = (".safetensors", ".gguf", ".txt", ".json", ".model")  # that a key may name
 _ENTRIES: Final = 200_000  # that are looked at in search of models
+_NOT_ALL: Final = "not all folders were searched for models; name the file, or start the window for a smaller folder"
 EXAMPLE: Final = "example"
 
 
@@ -62,7 +63,7 @@ def models(roots: Roots) -> dict[str, Any]:
     for place, entries in _candidates(roots):
         seen += entries
         if len(found) == _MOST or seen > _ENTRIES:
-            return {"models": found, "note": "not all folders were searched for models; name a narrower --root"}
+            return {"models": found, "note": _NOT_ALL}
         if place is None:
             continue
         try:

@@ -75,7 +75,10 @@ class Queue:
             listed = ", ".join(dict.fromkeys(self.devices))
             raise ConfigError(f"{shown(device)}: expected a device of this machine: {listed}")
         if folder in self._roots.folders:
-            raise ConfigError(f"{folder}: expected a folder below --root, for a run has files beside its folder too")
+            raise ConfigError(
+                f"{folder}: expected a folder below those that this window was started for: "
+                "a run has files beside its folder too"
+            )
         for path in (config, folder):
             if str(path).encode(errors="replace").decode() != str(path):
                 raise ConfigError(f"{shown(path)}: expected a name in UTF-8, for the queue's file holds no other")

@@ -87,6 +87,10 @@ BAD_LINES = [
     ("[lora]\ntargets = []", "8: lora.targets: expected presets or globs, got []"),
     ("[lora]\ntargets = ['']", "8: lora.targets: expected presets or globs, got ['']"),
     ("[optimizer]\nlr = '1e-4'", '8: optimizer.lr: expected a number > 0 and <= 10, got "1e-4"'),
+    (
+        "[optimizer]\nlr = '0,0001'",
+        '8: optimizer.lr: expected a number > 0 and <= 10, got "0,0001"; write 0.0001, with a point',
+    ),
     ("[optimizer]\nlr = -1e-4", "8: optimizer.lr: expected a number > 0 and <= 10, got -0.0001"),
     (
         "[train]\nloss_scale = 'dyn'",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.main import get_command
 
+import flame_train
+from flame_train import cli
 from flame_train.config.keys import keys
 from flame_train.config.load import typed
 from flame_train.config.parse import parse
@@ -18,6 +24,7 @@ from flame_train.families import FAMILY_TITLES
 from flame_train.run.sampling.requests import control_files
 from flame_train.tools import init
 from flame_train.ui import draft
+from flame_train.ui.words import in_the_window
 
 
 @pytest.fixture
@@ -31,6 +38,8 @@ def test_the_form_has_a_field_for_every_key_and_a_kind_that_can_take_it(roots):
     assert list(fields) == list(keys())
     assert {"model.checkpoint", "data.path", "output.dir", "lora.rank", "optimizer.lr"} <= set(form["common"])
     assert len(form["common"]) < 40
+    assert all(1 < len(field["title"]) < 100 for field in fields.values())
+    assert fields["optimizer.lr"]["title"] == "Peak learning rate"
     assert set(draft.families()) == set(FAMILY_TITLES)
     kinds = {path: fields[path]["kind"] for path in ("lora.rank", "data.flip", "model.quantize", "data.caption")}
     assert kinds == {"lora.rank": "number", "data.flip": "switch", "model.quantize": "choice", "data.caption": "text"}
@@ -98,11 +107,12 @@ def test_a_purpose_is_chosen_beside_what_is_no_section_and_unknown_keys_are_refu
 def test_only_confirmed_names_are_looked_up_on_the_hub(roots, monkeypatch):
     asked = []
     monkeypatch.setattr(draft, "dry_run_of", lambda *args: asked.append(args[-1]) or {})
-    monkeypatch.setattr(draft, "as_text", lambda report: "")
+    for told in ("as_text", "verdict"):
+        monkeypatch.setattr(draft, told, lambda *args: "")
     text = draft.changed("", "model.checkpoint", "hf:a/b", roots)["toml"]
     text += f'[data]\npath = "{roots.folders[0]}"\n[output]\ndir = "{roots.folders[0]}/run"\n'
     for confirmed in ([], ["hf:a"], ["hf:a/b"]):
-        draft.Planner(roots).plan(text, "cpu", "page", confirmed)
+        draft.Planner(roots).plan(text, "cpu", None, "page", confirmed)
     assert asked == ["nothing", "nothing", "headers"]
 
 
@@ -130,3 +140,59 @@ def test_an_own_config_is_opened_and_what_extends_another_file_is_refused(roots)
     assert draft.imported("mine.toml", text, "", False)["toml"] == text
     told = draft.state('extends = "/etc/passwd"\n', roots)["problems"]
     assert told == [{"key": "extends", "line": 1, "message": "expected all settings in one text; copy them into it"}]
+
+
+FOREIGN = 'network_module = "networks.lora"\nnetwork_dim = 24\nmax_train_steps = 700\nnoise_offset = "x"\n'
+
+
+def test_what_an_import_carried_over_and_dropped_is_counted():
+    made = draft.imported("fox.toml", FOREIGN, "sdxl", False)
+    written = parse(made["toml"], "x")[0]
+    assert made["carried"] == sum(len(table) for table in written.values() if isinstance(table, dict)) - len(EMPTY)
+    assert ["noise_offset" in line for line in made["listed"]] == [True]
+    assert {line.partition(":")[0] for line in made["missing"]} == EMPTY
+
+
+EMPTY = {"model.checkpoint", "data.path", "output.dir"}
+NOT_OF_THE_WINDOW = re.compile(
+    r"flame_train/(cli|commands|sweep|distributed|remote|quickstart|show|engine/backend/cuda/libraries|run/finish)|"
+    r"tools/(bench|captions|make_adapter|lora_files|merge|extract|verify|sample|doctor)|io/hub_upload|adapters/formats|"
+    r"run/commands/(dataset_report|reproduce)|run/plan/start|training/result|ui/words"
+)
+OPTIONS = {
+    option
+    for command in get_command(cli.app).commands.values()
+    for parameter in command.params
+    for option in parameter.opts
+    if option.startswith("--")
+}
+
+
+def options_in(text):
+    return OPTIONS & set(re.findall(r"--[a-z][\w-]+", text))
+
+
+def messages():
+    """(place, text) of each string of the package that names an option and may be told by the window."""
+    for file in sorted(Path(flame_train.__file__).parent.rglob("*.py")):
+        if NOT_OF_THE_WINDOW.search(str(file)):
+            continue
+        nodes = list(ast.walk(ast.parse(source))) if "--" in (source := file.read_text()) else []
+        alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        alone |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in nodes:
+            if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in alone:
+                parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
+                if options_in(text) and " " in text:
+                    yield f"{file.name}:{node.lineno}", text
+
+
+OF_FILES_AND_COMMANDS = {"init.py", "import_config.py", "roots.py"}  # what init writes; what answers the command alone
+
+
+def test_no_message_of_the_window_names_an_option_of_the_command_line():
+    found = dict(messages())
+    assert len(found) > 10
+    left = {place: text for place in found if options_in(text := in_the_window(found[place]))}
+    assert {place.partition(":")[0] for place in left} <= OF_FILES_AND_COMMANDS, left

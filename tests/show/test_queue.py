@@ -347,7 +347,7 @@ def test_what_goes_on_by_hand_or_has_no_device_is_not_queued(place):
     for device in ("cuda:7", "tpu", "--help", ""):
         with pytest.raises(ConfigError, match="expected a device of this machine: cuda:0, cuda:1, cpu"):
             place.add("b", device=device)
-    with pytest.raises(ConfigError, match="below --root"):
+    with pytest.raises(ConfigError, match="expected a folder below"):
         place.queue.add(place.config("c"), place.root, "cuda")
 
 

@@ -30,7 +30,7 @@ QUESTIONS = {
     "change": {"toml": "", "key": "lora.rank", "value": "3"},
     "begin": {"family": "sdxl", "purpose": "style", "card": 24.0, "given": {}, "before": "", "template": ""},
     "import": {"name": "x.toml", "text": "", "family": "", "partial": False},
-    "plan": {"toml": "", "device": "cpu", "page": "p", "confirmed": []},
+    "plan": {"toml": "", "device": "cpu", "card": None, "page": "p", "confirmed": []},
     "write": {"toml": "", "path": "x.toml", "device": "cpu", "force": False},
     "images": {"toml": "", "set": 0, "page": 0, "lacking": False},
     "caption": {"toml": "", "set": 0, "file": "a.png", "before": "", "caption": "x"},
@@ -261,7 +261,7 @@ def test_a_link_among_the_images_that_leads_out_is_told(asker, images, secret):
     os.symlink(sorted(secret.glob("*.png"))[0], images / "planted.png")
     status, told = asker.ask("images", toml=asker.config(images))
     assert status == 400
-    assert "planted.png: is a link out of the folders of --root" in told["error"]
+    assert "planted.png: is a link out of the folders that this window was started for" in told["error"]
     assert "planted.png" in json.dumps(asker.ask("plan", toml=asker.config(images))[1]["problems"])
 
 

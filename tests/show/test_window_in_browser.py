@@ -50,6 +50,9 @@ def test_a_run_is_set_up_from_an_empty_folder_without_typing_a_path(window):
     photos(root / "photos", ["one", "two", "three"])
     page.reload()
     wait(page, "document.body.dataset.ready")
+    assert page.input_value("#base").endswith("example/base.safetensors")
+    page.click("#told button:text('begin anew')")  # the draft outlived the page
+    wait(page, "!document.querySelector('#base').value")
     page.click("#found button")
     wait(page, "document.querySelector('#base-family').textContent === 'SDXL, told by its file'")
     page.fill("#name", "fox")
@@ -116,6 +119,8 @@ def test_another_trainers_config_is_dropped_onto_the_page(window):
     wait(page, "document.querySelector('#key-lora-rank').value === '24'")
     wait(page, "document.querySelector('#told').textContent.startsWith('fox.toml: a config of sd-scripts.')")
     assert "noise_offset" in page.inner_text("#told")
+    assert "12 keys were carried over, 1 without a counterpart, 2 still to be set" in page.inner_text("#told")
+    assert page.input_value("#purpose") == page.input_value("#card") == ""
     assert page.input_value("#key-train-steps") == "700"
 
     # another name changes the name alone; what is typed stands also while an answer is under way

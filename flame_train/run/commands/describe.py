@@ -199,15 +199,21 @@ def _needed(p: Mapping[str, Any]) -> float:
     return float(p["predicted_memory_gib"] + p["cuda_context_gib"])
 
 
-def verdict(p: Mapping[str, Any]) -> str:
-    """Tells whether the run fits, and which card is meant."""
-    needed, card = f"{_needed(p):.2f} GiB", p["smallest_card_gb"]
+def verdict(p: Mapping[str, Any], card: float | None = None) -> str:
+    """Tells whether the run fits what is here, and which card is meant; also whether it fits one of so many GB."""
+    needed, smallest = f"{_needed(p):.2f} GiB", p["smallest_card_gb"]
+    of_card = (
+        f"Fits a card of {smallest} GB: it takes {needed}." if smallest else f"Fits no single card: it takes {needed}."
+    )
+    if card is not None:
+        within = _needed(p) * GIB <= card * 10**9
+        of_card = f"{'Fits' if within else 'Does not fit'} a card of {card:g} GB: it takes {needed}."
+    further = f" {of_card}" if card is not None else ""
     if p["memory_budget_gib"] is not None:
-        return f"Fits memory.budget: it takes {needed} of {p['memory_budget_gib']:.2f} GiB."
+        return f"Fits memory.budget: it takes {needed} of {p['memory_budget_gib']:.2f} GiB.{further}"
     if p["gpu"] is not None:
         here = f"{p['gpu']['name']} with {p['gpu']['memory_gib']:.2f} GiB"
         if p["fits"]:
-            return f"Fits {here}: it takes {needed}."
+            return f"Fits {here}: it takes {needed}.{further}"
         return f"Does not fit {here}: it takes {needed}. --memory auto lets the plan choose settings that fit."
-    fits = f"Fits a card of {card} GB: it takes {needed}." if card else f"Fits no single card: it takes {needed}."
-    return f"Runs on the CPU. {fits}" if p["device"] == "cpu" else f"{fits} No GPU is here."
+    return f"Runs on the CPU. {of_card}" if p["device"] == "cpu" else f"{of_card} No GPU is here."

@@ -49,7 +49,7 @@ class ClipKeys(EncoderKeys):
     clip: str = field("", "the CLIP of SD 1.5 or 2.1, where the checkpoint holds none; empty: its own", place=True)
     clip_dropout: float = field(0.0, "probability that this CLIP is dropped, apart from captions", ge=0, le=1)
     clip_skip: int = field(
-        1, "of this CLIP, which layer's state is taken, from the end: models of anime are trained with 2", ge=1, le=12
+        1, "which layer's state of this CLIP is taken, from the end: models of anime are trained with 2", ge=1, le=12
     )
 
 

@@ -40,19 +40,20 @@ export function by(id, kind) {
   return found;
 }
 
-/** Shows what lies below the roots, to choose a folder, or with `files` a file. @param {string} start @param {(path: string) => void} taken @param {boolean} [files] */
-export async function choosePlace(start, taken, files) {
+/** Shows what lies below the roots, to choose a folder, or with `files` a file. @param {string} title @param {string} start @param {(path: string) => void} taken @param {boolean} [files] */
+export async function choosePlace(title, start, taken, files) {
   const list = make("ul", { class: "folders" }), at = make("p", { class: "mono" });
   const take = make("button", { type: "button", class: "primary" }, "take this folder");
   const close = make("button", { type: "button" }, "cancel");
-  const dialog = /** @type {HTMLDialogElement} */ (make("dialog", { "aria-label": "choose a place" }, at, list, make("div", { class: "buttons" }, take, close)));
+  const dialog = /** @type {HTMLDialogElement} */ (make("dialog", { "aria-label": title }, make("h2", {}, title), at, list, make("div", { class: "buttons" }, take, close)));
   let here = "";
   /** @param {string} path */
   const go = async (path) => {
     let found;
+    take.toggleAttribute("disabled", true);  // it would take the folder before
     try { found = await ask("folders", { path }); } catch { found = await ask("folders", { path: "" }); }
     here = found.path;
-    at.textContent = (here || "folders of --root") + (found.images ? `: ${found.images} images` : "");
+    at.textContent = (here || "folders that this window may use") + (found.images ? `: ${found.images} images` : "");
     take.toggleAttribute("disabled", !here);
     const rows = found.folders.map((/** @type {any} */ each) => row(each.name + (each.images ? ` (${each.images} images)` : ""), each.path));
     if (files) rows.push(...found.files.map((/** @type {any} */ each) => row(each.name, each.path, true)));

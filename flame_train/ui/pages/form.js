@@ -2,7 +2,7 @@
 // The schema as a form. Each field is made of what the server says of its key; no key is named here.
 import { choosePlace, later } from "./ask.js";
 
-/** @typedef {{path: string, section: string, name: string, doc: string, unit: string, expected: string, kind: string, choices: string[],
+/** @typedef {{path: string, section: string, name: string, title: string, doc: string, unit: string, expected: string, kind: string, choices: string[],
  *   default: string, defaults: Object<string, string>, chosen_by: string, only: Object<string, string[]>, aka: string[], place: boolean, free: boolean}} Key
  * @typedef {{key: string, line: number, message: string}} Problem
  * @typedef {{key: Key, box: HTMLElement, control: any, error: HTMLElement, from: HTMLElement, reset: HTMLElement}} Field
@@ -20,12 +20,14 @@ export class Form {
     this.shown = null;
     /** @type {{name: string, head: HTMLElement}[]} */
     this.heads = [];
+    this.sorted = false;
     for (const [name, doc] of Object.entries(schema.sections)) {
       const head = make("h3", {}, name, make("small", {}, " " + doc));
       this.heads.push({ name, head });
       place.append(head);
       for (const key of schema.keys) if (key.section === name) place.append(this.add(key).box);
     }
+    this.inOrder = [...place.children];
   }
 
   /** @param {Key} key @returns {Field} */
@@ -40,12 +42,12 @@ export class Form {
       const soon = later(() => { if (document.activeElement === control) this.changed(key.path, valueOf(key, control)); }, 700);
       control.addEventListener("input", soon);
     }
-    const facts = [key.doc, key.unit && `in ${key.unit}`].filter(Boolean).join("; ");
     const others = key.aka.length ? ` Elsewhere: ${key.aka.join(", ")}.` : "";
-    const help = make("p", { class: "help", id: id + "-help" }, facts + ". ", from, others);
-    const label = make("label", { for: id }, make("span", { class: "mono" }, key.path), key.unit ? make("small", {}, " " + key.unit) : "");
+    const help = make("p", { class: "help", id: id + "-help" }, key.doc && key.doc + ". ", from, others);
+    const path = key.path.split(/(?<=[._])/).flatMap((part) => [part, make("wbr")]);  // a line breaks between words alone
+    const label = make("label", { for: id }, key.title, make("small", {}, key.unit && ` in ${key.unit}`, make("span", { class: "mono" }, ...path)));
     const choose = make("button", { type: "button", "aria-label": `choose a place for ${key.path}` }, "choose");
-    choose.addEventListener("click", () => choosePlace(String(valueOf(key, control)), (path) => this.changed(key.path, key.kind === "lines" ? [...valueOf(key, control), path] : path), true));
+    choose.addEventListener("click", () => choosePlace(key.title, String(valueOf(key, control)), (path) => this.changed(key.path, key.kind === "lines" ? [...valueOf(key, control), path] : path), true));
     const entry = key.place ? make("div", { class: "beside" }, control, choose) : control;
     const box = make("div", { class: "field", "data-kind": key.kind }, make("div", { class: "named" }, label, reset), entry, help, error);
     const field = { key, box, control, error, from, reset };
@@ -88,9 +90,11 @@ export class Form {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
     /** @type {Set<string>} */
     const sections = new Set();
+    /** @type {[number, HTMLElement][]} */
+    const ranks = [];
     let count = 0;
     for (const { key, box, error } of this.fields.values()) {
-      const where = [key.path, key.doc, ...key.aka, ...key.choices, ...Object.values(key.only).flat()].join(" ").toLowerCase();
+      const where = [key.path, key.title, key.doc, ...key.aka, ...key.choices, ...Object.values(key.only).flat()].join(" ").toLowerCase();
       const found = words.length > 0 && words.every((word) => where.includes(word));
       const applies = !this.shown || !this.shown.values || (key.path in this.shown.values && !this.shown.lacks.includes(key.path));
       const wanted = words.length ? found : applies && (every || this.common.has(key.path) || this.isChanged(key));
@@ -99,9 +103,22 @@ export class Form {
       box.querySelector(".named small.only")?.remove();
       if (!applies) box.querySelector("label")?.append(make("small", { class: "only" }, onlyWith(key)));
       if (!box.hidden) { count += 1; sections.add(key.section); }
+      const named = [key.path, key.name, ...key.aka].some((name) => name.toLowerCase() === words.join(" "));
+      ranks.push([words.length ? Number(!named) * 2 + Number(!this.common.has(key.path)) : 0, box]);
     }
-    for (const { name, head } of this.heads) head.hidden = !sections.has(name);
+    for (const { name, head } of this.heads) head.hidden = words.length > 0 || !sections.has(name);
+    this.sort(words.length ? ranks : []);
     return count;
+  }
+
+  /** Puts the fields in the order of their ranks, or without any in that of the file. @param {[number, HTMLElement][]} ranks */
+  sort(ranks) {
+    if (!ranks.length && !this.sorted) return;
+    this.sorted = ranks.length > 0;
+    const place = this.heads[0]?.head.parentElement, focused = document.activeElement;
+    const order = ranks.length ? [...ranks].sort(([a], [b]) => a - b).map(([, box]) => box) : this.inOrder;
+    place?.append(...order);
+    if (focused instanceof HTMLElement && focused !== document.activeElement) focused.focus();
   }
 }
 

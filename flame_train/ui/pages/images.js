@@ -7,6 +7,8 @@ import { ask, Refused } from "./ask.js";
  * @typedef {{file: string, image: Seen, caption: string, written_in: string, editable: boolean, placements: Placed[],
  *   mask: Seen | null, controls: Seen[]}} Row */
 
+const FEW = 8;  // images: ui.css knows it too
+
 export class Sheet {
   /** @param {HTMLElement} place @param {() => string} toml @param {() => void} saved */
   constructor(place, toml, saved) {
@@ -16,6 +18,7 @@ export class Sheet {
     this.page = 0;
     this.set = 0;
     this.lacking = false;
+    this.few = true;
     this.asked = 0;
     this.found = /** @type {any} */ (null);
   }
@@ -35,7 +38,22 @@ export class Sheet {
     if (asked !== this.asked) return;
     this.page = found.page;
     this.found = found;
-    this.place.replaceChildren(this.sets(found), this.counts(found), ...this.notes(found), make("ul", { class: "sheet" }, ...found.images.map((/** @type {Row} */ row) => this.card(row, of))), this.pager(found));
+    this.place.replaceChildren(this.sets(found), this.counts(found), ...this.notes(found), ...this.cards(found.images, of), this.pager(found));
+  }
+
+  /** The images, the first two rows of them until all are asked for. @param {Row[]} rows @param {{toml: string, set: number}} of */
+  cards(rows, of) {
+    const list = make("ul", { class: "sheet" }, ...rows.map((row) => this.card(row, of)));
+    if (rows.length <= FEW || !this.few) return [list];
+    const all = make("button", { type: "button" }, `show all ${rows.length}`);
+    list.classList.add("few");
+    all.addEventListener("click", () => {
+      this.few = false;
+      list.classList.remove("few");
+      all.remove();
+      list.querySelectorAll("textarea")[FEW]?.focus();
+    });
+    return [list, all];
   }
 
   /** A choice of the set, where there are several. @param {any} found */

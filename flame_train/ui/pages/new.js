@@ -1,8 +1,10 @@
 "use strict";
 // A run is set up. The TOML text is all that there is; fields, images and plan follow from it.
 import { ask, by, choosePlace, later } from "./ask.js";
+import { keep, kept } from "./draft.js";
 import { Form } from "./form.js";
 import { Sheet } from "./images.js";
+import { planned, refused } from "./plan.js";
 
 /** @typedef {import("./form.js").Problem} Problem */
 
@@ -25,6 +27,8 @@ const toml = by("toml", HTMLTextAreaElement), told = by("told", HTMLElement), pl
 const form = new Form(by("fields", HTMLElement), schema, change);
 const sheet = new Sheet(by("sheet", HTMLElement), () => run.toml, () => planSoon());
 let imagesOf = "", pathTouched = false;
+/** @type {{toml: string, path: string, done: boolean} | null} what was written, or refused */
+let wrote = null;
 
 // ---- one thing after another: an answer to an older question never replaces a newer one
 
@@ -38,12 +42,19 @@ function inOrder(action) {
   return queue;
 }
 
-/** @param {string} text @param {boolean} [bad] */
-function say(text, bad) { told.textContent = text; told.classList.toggle("bad", Boolean(bad)); }
+/** @param {string} text @param {boolean} [bad] @param {...(Node | string)} more */
+function say(text, bad, ...more) { told.replaceChildren(text, ...more); told.classList.toggle("bad", Boolean(bad)); }
+
+/** @param {string} text @param {() => void} action */
+function button(text, action) {
+  const made = /** @type {HTMLButtonElement} */ (make("button", { type: "button" }, text));
+  made.addEventListener("click", action);
+  return made;
+}
 
 /** Takes a state of the text. @param {any} state */
 function take(state) {
-  say("");
+  if (told.classList.contains("bad")) say("");
   Object.assign(run, { toml: state.toml, problems: state.problems, deeper: [] });
   if (state.values) Object.assign(run, { values: state.values, written: state.written });
   if (toml.value !== run.toml) toml.value = run.toml;
@@ -66,8 +77,10 @@ function follow() {
     else sheet.clear();
   }
   by("settings", HTMLElement).hidden = !run.toml;
+  changedSince();
+  keepDraft();
   by("sources", HTMLElement).replaceChildren(...[...new Set(Object.values(run.sources))].map((source) => make("li", {}, source)));
-  planSoon();
+  if (run.toml) planSoon();
 }
 
 /** Shows problems at their fields and the rest above the plan. */
@@ -93,6 +106,7 @@ function retake() { return inOrder(async () => take(await settled((text) => ask(
 /** @param {string} path @param {any} value @param {boolean} [chosen] */
 function change(path, value, chosen) {
   if (chosen) for (const name of [value].flat()) run.confirmed.add(name);
+  planIsOld();
   return inOrder(async () => take(await settled((text) => ask("change", { toml: text, key: path, value }))));
 }
 
@@ -104,13 +118,16 @@ function refilter() {
 /** @param {string | undefined} path */
 function rootOf(path) { return schema.roots.find((/** @type {string} */ root) => path === root || path?.startsWith(root + "/")) ?? schema.roots[0]; }
 
+function cardOf() { return Number(input("card").value) || null; }
+
 // ---- the choices that a config begins with
 
 async function begin() {
   const base = input("base").value.trim(), folder = input("folder").value.trim(), name = input("name").value.trim() || "my-lora";
-  const root = rootOf(folder), purpose = select("purpose").value || null, card = Number(input("card").value) || null;
+  const root = rootOf(folder), purpose = select("purpose").value || null, card = cardOf();
+  planIsOld();
   await inOrder(async () => {
-    if (!run.family) return say(base ? "" : "choose a base model first");
+    if (!run.family) return base ? undefined : say("choose a base model first", true);
     const has = run.toml && run.values, dir = `${root}/runs/${name}`;
     const wanted = [["model.checkpoint", base], ["data.path", folder], ["output.name", name], ["output.dir", !has || has["output.dir"] === run.dir ? dir : ""]];
     const given = Object.fromEntries(wanted.filter(([key, value]) => value && !(has && has[key ?? ""] === value)));
@@ -142,9 +159,7 @@ async function tellFamily(base, confirmed) {
     line.textContent = error instanceof Error ? error.message : String(error);
     line.append(familyChoice((family) => { setFamily(family); begin(); }));
     if (!confirmed && base.startsWith("hf:")) {
-      const button = make("button", { type: "button" }, "ask the hub");
-      button.addEventListener("click", () => { input("base").value = base; baseChosen(); });
-      line.append(" ", button);
+      line.append(" ", button("ask the hub", () => { input("base").value = base; baseChosen(); }));
     }
     run.family = "";
   }
@@ -179,10 +194,10 @@ async function findModels() {
   const hub = Object.values(schema.families).flatMap((family) => family.published);
   by("bases", HTMLElement).replaceChildren(...[...models.map((/** @type {any} */ each) => each.path), ...hub].map((value) => make("option", { value })));
   by("found", HTMLElement).replaceChildren(...models.slice(0, 12).map((/** @type {any} */ each) => {
-    const button = make("button", { type: "button" }, each.name, make("small", {}, " " + each.title));
-    button.title = each.path;
-    button.addEventListener("click", () => { input("base").value = each.path; baseChosen(); });
-    return button;
+    const model = button(each.name, () => { input("base").value = each.path; baseChosen(); });
+    model.append(make("small", {}, " " + each.title));
+    model.title = each.path;
+    return model;
   }), note && make("p", { class: "note" }, note));
 }
 
@@ -196,19 +211,16 @@ async function open(file, partial = false, family = run.family) {
     try { made = await ask("import", { name: file.name, text: await file.text(), family, partial }); }
     catch (error) {
       const message = error instanceof Error ? error.message : String(error);
-      say(message, true);
-      if (message.includes("--partial")) {
-        const button = make("button", { type: "button" }, "take the rest");
-        button.addEventListener("click", () => open(file, true, family));
-        told.append(" ", button);
-      } else if (message.includes("--family")) {
-        told.append(familyChoice((name) => open(file, partial, name)));
-      }
-      return;
+      if (message.includes("can be taken")) return say(message, true, " ", button("take the rest", () => open(file, true, family)));
+      return say(message, true, message.includes("choose it") ? familyChoice((name) => open(file, partial, name)) : "");
     }
+    const before = draft();
     await opened(made.toml);
-    const lost = [...made.listed, ...made.missing];
-    say(`${file.name}: a config of ${made.from}.` + (lost.length ? ` Without counterpart or to be set: ${lost.join("; ")}` : ""));
+    const needless = Object.entries(made.needless ?? {}).map(([name, why]) => `${name}: ${why}`);
+    const lists = [["without a counterpart", made.listed], ["still to be set", made.missing], ["need no key here", needless]].filter(([, lines]) => lines?.length);
+    const counts = made.carried === undefined ? "" : ` ${made.carried} keys were carried over` + lists.map(([what, lines]) => `, ${lines.length} ${what}`).join("");
+    const details = lists.map(([what, lines]) => make("details", lines === needless ? {} : { open: "" }, make("summary", {}, what), make("ul", {}, ...lines.map((/** @type {string} */ line) => make("li", {}, line)))));
+    say(`${file.name}: a config of ${made.from}.${counts}. `, false, ...wayBack(before), ...details);
   });
 }
 
@@ -225,69 +237,88 @@ async function opened(text) {
 async function example() {
   await inOrder(async () => {
     say("making images and a small base");
-    const made = await ask("example", { path: schema.roots[0] });
+    const made = await ask("example", { path: schema.roots[0] }), before = draft();
     await opened(made.toml);
     pathTouched = false;
-    say(`an example lies in ${made.folder}`);
+    say(`an example lies in ${made.folder} `, false, ...wayBack(before));
     findModels();
   });
 }
 
+// ---- the draft, which outlives the page
+
+/** @returns {import("./draft.js").Draft} */
+function draft() {
+  const { toml, template, family, dir, sources, preset } = run, path = pathTouched ? input("path").value : "";
+  return { toml, template, family, dir, sources, preset, confirmed: [...run.confirmed], purpose: select("purpose").value, card: input("card").value, path };
+}
+
+function keepDraft() {
+  if (!keep(draft()) && run.toml) say("this browser keeps no draft: write the config before you leave the page");
+}
+
+/** @param {import("./draft.js").Draft} before */
+async function restore({ confirmed, purpose, card, path, family, ...rest }) {
+  run.family = "";
+  Object.assign(run, rest, { confirmed: new Set(confirmed), values: null, written: [], problems: [], deeper: [] });
+  if (schema.families[family]) setFamily(family);
+  select("purpose").value = purpose;
+  input("card").value = card;
+  pathTouched = Boolean(path);
+  if (path) input("path").value = path;
+  toml.value = run.toml;
+  if (!run.toml) planBox.replaceChildren(make("p", { class: "note" }, "It follows once a base and a folder are chosen."));
+  take(run.toml ? await settled((text) => ask("state", { toml: text })) : { toml: "", values: {}, written: [], problems: [] });
+  const base = run.values?.["model.checkpoint"] ?? "";
+  await tellFamily(base, run.confirmed.has(base));
+}
+
+/** A button that takes back what replaced a draft. @param {import("./draft.js").Draft} before @returns {Node[]} */
+function wayBack(before) {
+  return before.toml ? [button("back to the draft before", () => inOrder(() => restore(before)))] : [];
+}
+
+async function beginAnew() {
+  const before = draft();
+  await restore({ toml: "", template: "", family: "", dir: "", sources: {}, preset: {}, confirmed: [], purpose: "", card: "", path: "" });
+  say("", false, ...wayBack(before));
+}
+
 // ---- the plan
 
-const planSoon = later(plan, 600);
+const planLater = later(plan, 600);
+
+function planIsOld() { if (planBox.querySelector(".facts")) planBox.setAttribute("aria-busy", "true"); }
+
+function planSoon() {
+  planBox.setAttribute("aria-busy", "true");
+  planBox.dataset.busy = run.values?.["memory.budget"] ? "choosing settings that fit: half a minute" : "planning anew";
+  planLater();
+}
 
 async function plan() {
   if (!run.toml) return;
   const text = run.toml;
   planBox.setAttribute("aria-busy", "true");
   let found, failed = "";
-  try { found = await ask("plan", { toml: text, device: select("device").value, page, confirmed: [...run.confirmed] }); }
+  try { found = await ask("plan", { toml: text, device: select("device").value, card: cardOf(), page, confirmed: [...run.confirmed] }); }
   catch (error) { failed = error instanceof Error ? error.message : String(error); }
   if (text !== run.toml || found?.superseded) return;
   planBox.setAttribute("aria-busy", "false");
   if (!found) { planBox.replaceChildren(make("p", { class: "bad" }, failed)); return; }
   run.deeper = found.plan ? [] : found.problems.filter((/** @type {Problem} */ each) => !run.problems.some((other) => other.key === each.key && other.message === each.message));
   show();
-  planBox.replaceChildren(...(found.plan ? planned(found) : refused([...run.problems, ...run.deeper])));
+  planBox.replaceChildren(...(found.plan ? planned(found, cardOf(), Boolean(run.values?.["sample.first"])) : refused([...run.problems, ...run.deeper], (key) => form.fields.has(key))));
 }
 
-/** @param {Problem[]} problems */
-function refused(problems) {
-  const rows = problems.map((each) => {
-    const link = make("a", { href: form.fields.has(each.key) ? "#key-" + each.key.replace(".", "-") : "#toml" }, each.key || "the text");
-    return make("li", {}, link, ": " + each.message);
-  });
-  return [make("p", { class: "bad" }, `${rows.length} to mend`), make("ul", { class: "problems" }, ...rows)];
+/** Takes back what was said of another text or file. */
+function changedSince() {
+  if (!wrote || (wrote.toml === run.toml && wrote.path === input("path").value)) return;
+  by("written", HTMLElement).replaceChildren(wrote.done ? make("p", { class: "note" }, `Changed since ${wrote.path} was written.`) : "");
+  wrote = null;
 }
 
-/** @param {any} found */
-function planned(found) {
-  const p = found.plan, ms = p.predicted_step_ms;
-  const memory = p.predicted_memory_gib + p.cuda_context_gib, disk = p.cache_gib + p.checkpoints_gib;
-  const lines = found.text.trim().split("\n");
-  /** @type {[string, string][]} */
-  const facts = [
-    ["memory", `${memory.toFixed(2)} GiB`], ["a step", ms === null ? "not predicted for the CPU" : `${ms} ms on ${p.step_time_of}`],
-    ["all steps there", ms === null ? "" : duration((ms * p.steps) / 1000)], ["steps", `${p.steps}, ${p.epochs} epochs`],
-    ["images", `${p.images}` + (p.validation_images ? ` and ${p.validation_images} held out` : "")],
-    ["disk", `${disk.toFixed(2)} GiB, ${found.free_disk_gib} are free`], ["trained values", p.trainable_parameters.toLocaleString("en")],
-  ];
-  return [
-    make("p", { class: p.fits === false ? "bad" : "fits" }, lines.at(-1) ?? ""),
-    make("dl", { class: "facts" }, ...facts.filter(([, value]) => value).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))),
-    ...(found.notes.length ? [make("ul", { class: "notes" }, ...found.notes.map((/** @type {string} */ note) => make("li", {}, note)))] : []),
-    make("details", {}, make("summary", {}, "as `--dry-run` says it"), make("pre", { class: "mono", tabindex: "0" }, found.text)),
-  ];
-}
-
-/** @param {number} seconds */
-function duration(seconds) {
-  const minutes = Math.round(seconds / 60);
-  return minutes < 1 ? `${Math.round(seconds)} s` : minutes < 90 ? `${minutes} min` : `${(minutes / 60).toFixed(1)} h`;
-}
-
-/** Writes the config, or starts it too. @param {string} what @param {Object<string, any>} [refused] the question that was refused */
+/** Writes the config, or starts it too. @param {string} what @param {any} [refused] the question that was refused */
 async function write(what, refused) {
   await inOrder(async () => {
     const place = by("written", HTMLElement);
@@ -295,17 +326,17 @@ async function write(what, refused) {
     try {
       const made = await ask(what, question);
       if (what === "start") { location.href = "/queue"; return; }
-      const command = make("code", {}, made.command), copy = make("button", { type: "button" }, "copy");
-      copy.addEventListener("click", () => navigator.clipboard.writeText(made.command));
+      const command = make("code", {}, made.command), copy = button("copy", async () => {
+        try { await navigator.clipboard.writeText(made.command); copy.textContent = "copied"; }
+        catch { getSelection()?.selectAllChildren(command); copy.textContent = "selected: copy it by the keyboard"; }
+      });
+      wrote = { toml: question.toml, path: question.path, done: true };
       place.replaceChildren(make("p", {}, "Written. This trains it:"), make("p", { class: "command" }, command, " ", copy));
     } catch (error) {
       const message = error instanceof Error ? error.message : String(error);
+      wrote = { toml: question.toml, path: question.path, done: false };
       place.replaceChildren(make("p", { class: "bad", role: "alert" }, message));
-      if (message.includes("exists already")) {
-        const again = make("button", { type: "button" }, "replace it");
-        again.addEventListener("click", () => write(what, question));
-        place.append(again);
-      }
+      if (message.includes("exists already")) place.append(button("replace it", () => write(what, question)));
     }
   });
 }
@@ -314,13 +345,13 @@ async function write(what, refused) {
 
 input("base").addEventListener("change", baseChosen);
 input("folder").addEventListener("change", () => (run.toml ? change("data.path", input("folder").value.trim()) : begin()));
-by("choose", HTMLElement).addEventListener("click", () => choosePlace(input("folder").value, (path) => { input("folder").value = path; input("folder").dispatchEvent(new Event("change")); }));
+by("choose", HTMLElement).addEventListener("click", () => choosePlace("Folder of images", input("folder").value, (path) => { input("folder").value = path; input("folder").dispatchEvent(new Event("change")); }));
 for (const id of ["purpose", "card"]) by(id, HTMLElement).addEventListener("change", begin);
 input("name").addEventListener("change", () => (run.toml && !run.family ? change("output.name", input("name").value.trim()) : begin()));
-input("path").addEventListener("input", () => { pathTouched = true; });
+input("path").addEventListener("input", () => { pathTouched = true; changedSince(); keepDraft(); });
 select("device").addEventListener("change", plan);
 for (const id of ["find", "every"]) by(id, HTMLElement).addEventListener("input", refilter);
-toml.addEventListener("input", () => { run.toml = toml.value; });
+toml.addEventListener("input", () => { run.toml = toml.value; planIsOld(); changedSince(); keepDraft(); });
 toml.addEventListener("input", later(retake, 400));
 for (const what of ["write", "start"]) by(what, HTMLElement).addEventListener("click", () => write(what));
 by("example", HTMLElement).addEventListener("click", example);
@@ -328,17 +359,21 @@ input("opened").addEventListener("change", () => { const file = input("opened").
 for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
 document.addEventListener("drop", (event) => { const file = event instanceof DragEvent && event.dataTransfer?.files[0]; if (file) open(file); });
 
-/** Begins with a run's config. @param {string} name @param {string} how */
-async function copyOf(name, how) {
+/** Begins with a run's config. @param {string} name @param {string} how @param {import("./draft.js").Draft | null} before */
+async function copyOf(name, how, before) {
   await inOrder(async () => {
     const made = await ask("copy", { name, how });
     await opened(made.toml);
-    say(`${how === "continue" ? "It begins with the last state of" : "A copy of"} ${name}, in ${made.folder}`);
+    say(`${how === "continue" ? "It begins with the last state of" : "A copy of"} ${name}, in ${made.folder}. `, false, ...(before ? wayBack(before) : []));
   });
 }
 
 select("device").value = schema.device;
-const asked = new URLSearchParams(location.search);
-if (asked.has("run")) await copyOf(asked.get("run") ?? "", asked.get("how") ?? "");
+const asked = new URLSearchParams(location.search), left = kept();
+if (asked.has("run")) await copyOf(asked.get("run") ?? "", asked.get("how") ?? "", left);
+else if (left?.toml) await inOrder(async () => {
+  await restore(left);
+  say("This is your draft, as you left it. ", false, button("begin anew", () => inOrder(beginAnew)));
+});
 await findModels();
 document.body.dataset.ready = "yes";
