@@ -137,13 +137,20 @@ def test_the_old_names_of_clip_without_text_model_are_read():
     check.check_checkpoint(SD15_FILES.resolve, old, "sd1", networks)
 
 
-def test_a_single_file_of_2_that_seems_to_predict_v_is_refused_until_the_config_says(tmp_path):
+@pytest.mark.parametrize("unet", ["model.diffusion_model.", "diffusion_model.", "", "unet/"])
+def test_a_file_of_2_that_seems_to_predict_v_is_refused_until_the_config_says(tmp_path, theirs, unet):
     """By the deviation that ComfyUI looks at; it is of 2 alone. `init` writes "epsilon", so that is no word for it."""
-    base, unet = tmp_path / "base.safetensors", "model.diffusion_model."
+    base, names = tmp_path / "base.safetensors", [TELLTALE, TEXT_AT_THE_FIRST_LEVEL]
+    if unet == "unet/":
+        names = [
+            "up_blocks.3.attentions.2.transformer_blocks.0.norm1.bias",
+            "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k.weight",
+        ]
+        assert set(names) <= theirs[True].keys()
     for width, scale, refused in ((768, 0.1, False), (1024, 0.08, False), (1024, 0.1, True)):
         telltale = np.array([1, -1] * 4, np.float16) * np.float16(scale)
         text = np.zeros((8, width), np.float16)
-        save_file(base, {f"{unet}{TELLTALE}": telltale, f"{unet}{TEXT_AT_THE_FIRST_LEVEL}": text})
+        save_file(base, {unet + names[0]: telltale, unet + names[1]: text})
         assert looks_like_v(base) == refused
     opening = replace(NOTHING_NAMED, base=base)
     for given in (opening, replace(opening, model=ModelSection(prediction="epsilon"))):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -87,19 +88,25 @@ _NETWORKS: Final = built_by(
 _ALONE: Final = {"clip-l": "text_encoder", "clip-h": "text_encoder"}
 SD15_FILES: Final = FamilyFiles("sd15", COMPONENTS, _ALONE, _NETWORKS, partial(resolve, idle=_ELSEWHERE))
 
-_TELLTALE: Final = "output_blocks.11.1.transformer_blocks.0.norm1.bias"
 _DEVIATION: Final = 0.09
 """Above it the telltale of a Stable Diffusion 2 is of one that predicts v, as ComfyUI has it (supported_models.py)."""
+_TELLTALES: Final = (
+    ("output_blocks.11.1.transformer_blocks.0.norm1.bias", "input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight"),
+    (
+        "up_blocks.3.attentions.2.transformer_blocks.0.norm1.bias",
+        "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k.weight",
+    ),
+)
+"""The telltale, and what is as wide as the text, in single files and as diffusers has them."""
 
 
 def looks_like_v(base: Path) -> bool:
-    """Says whether a single file's Stable Diffusion 2 seems to predict v; a folder says what it predicts in words."""
-    prefix = UNET_COMPONENT.prefixes[0]
+    """Says whether the UNet in a file or folder is a Stable Diffusion 2's that seems to predict v."""
     with open_weights(base) as weights:
-        width = dim(weights.shapes, f"{prefix}input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight", 1)
-        if width != 1024 or f"{prefix}{_TELLTALE}" not in weights.names:
-            return False
-        return float(np.std(weights.read(f"{prefix}{_TELLTALE}").astype(np.float32))) > _DEVIATION
+        for prefix, (telltale, text) in product((*UNET_COMPONENT.prefixes, ""), _TELLTALES):
+            if prefix + telltale in weights.names and dim(weights.shapes, prefix + text, 1) == 1024:
+                return float(np.std(weights.read(prefix + telltale).astype(np.float32))) > _DEVIATION
+    return False
 
 
 _OTHERS: Final = {4: "", 5: " (depth)", 7: " (upscaler)", 8: " (InstructPix2Pix)", 9: " (inpainting)"}
