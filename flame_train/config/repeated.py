@@ -119,9 +119,9 @@ class SampleSection(Repeated):
     )
     spacing: Literal["auto", "leading", "trailing"] = field(
         "auto",
-        "timesteps of models with a noise schedule: leading, as SDXL is published, or trailing, which begins at pure "
-        "noise as Lightning, Turbo and Hyper-SD want it; auto: trailing with loss.zero_terminal_snr or where the "
-        "checkpoint's folder says so, else leading",
+        "timesteps of models with a noise schedule: leading, as SD 1.5 and SDXL are published, or trailing, which "
+        "begins at pure noise as Lightning, Turbo and Hyper-SD want it; auto: trailing with loss.zero_terminal_snr or "
+        "where the checkpoint's folder says so, else leading",
         free=True,
         aka=("timestep_spacing",),
     )

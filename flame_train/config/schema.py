@@ -148,7 +148,7 @@ class TextEncodersSection(Section):
     )
     train: tuple[str, ...] = field(
         (),
-        "text encoders that get adapters too (clip, clip_l, clip_g, t5): these run in each step; empty: none",
+        "text encoders that get adapters too, by their keys here (of CLIP and T5): these run in each step; empty: none",
         aka=("train_text_encoder", "train_te"),
     )
     cache: Literal["auto", "on", "off"] = field(

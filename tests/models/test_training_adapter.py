@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,13 @@ from flame_train.adapters.formats import to_diffusers, to_kohya
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.schema import ModelSection
 from flame_train.engine import tensor
-from flame_train.errors import ConfigError
+from flame_train.errors import ConfigError, ModelFileError
 from flame_train.families import training_adapters
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
 from flame_train.models.common.training_adapter import with_adapter
 from flame_train.models.registry import FAMILIES
+from flame_train.networks.files.part import Unchanged
 
 ADAPTED = ("flux", "zimage", "krea2", "qwenimage", "flux3")
 
@@ -94,6 +96,26 @@ def test_every_kind_serves(kind, tmp_path):
     for name, own in factors.items():
         weight = before[f"{name}.weight"]
         np.testing.assert_allclose(after[f"{name}.weight"], weight + own.delta(weight), rtol=1e-2, atol=1e-3)
+
+
+def test_no_thread_outlives_a_load_that_fails(part, tmp_path, monkeypatch):
+    """Threads make sums ahead; the error keeps what they belong to."""
+    family, network = part
+    names = family.lora_names_in({})
+    save_file(tmp_path / "a.safetensors", to_kohya({family.denoiser: (made := factors_of(network, count=12))}, names))
+    adapted = with_adapter(network, tmp_path / "a.safetensors", names)
+    last = [name for name, *_ in network.network.named_specs() if name.removesuffix(".weight") in made][-1]
+
+    def failing(self, name):
+        if name == last:
+            raise ModelFileError("the disk is gone")
+        return reading(self, name)
+
+    reading = Unchanged.read
+    monkeypatch.setattr(Unchanged, "read", failing)
+    with pytest.raises(ModelFileError, match="the disk is gone"):
+        adapted.load(device="cpu", dtype="float32")
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("adapter")] == []
 
 
 @pytest.mark.parametrize("name", FAMILIES)

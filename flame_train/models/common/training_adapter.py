@@ -73,6 +73,9 @@ class _Updated(Unchanged):
         self._sums: dict[str, Future[np.ndarray[Any, Any]]] = {}
         self._pool = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "adapter")
 
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
     def nf4(self, name: str) -> StoredNf4 | None:
         """Returns None for a weight with an update: the sum is in no file."""
         return None if name in self._factors else super().nf4(name)
@@ -83,8 +86,6 @@ class _Updated(Unchanged):
         while self._next and (name not in self._sums or len(self._sums) < _MOST_THREADS):
             ahead = self._next.popleft()
             self._sums[ahead] = self._pool.submit(self._sum, ahead, super().read(ahead))
-        if not self._next:
-            self._pool.shutdown(wait=False)
         return self._sums.pop(name).result()
 
     def _sum(self, name: str, stored: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -48,6 +48,9 @@ class Native:
     def read(self, name: str) -> np.ndarray[Any, Any]:
         return self.sources[name].read(self._weights)
 
+    def close(self) -> None:
+        """Ends what reads ahead."""
+
     def nf4(self, name: str) -> StoredNf4 | None:
         """Returns the tensor as NF4, where the file holds it, and it alone, so."""
         source = self.sources[name]

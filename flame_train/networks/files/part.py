@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -111,9 +112,9 @@ class Part:
         if get_backend(target.device).described:
             nn.allocate(part, dtype=target.dtype, device=target.device)
             return
-        with open_weights(self.path) as weights:
-            source = Below(f"{name}.", self.source(weights, lambda _: None))
-            nn.load(part, source, dtype=target.dtype, device=target.device, what=f"{self.path}: {name}")
+        with open_weights(self.path) as weights, closing(self.source(weights, lambda _: None)) as source:
+            below, what = Below(f"{name}.", source), f"{self.path}: {name}"
+            nn.load(part, below, dtype=target.dtype, device=target.device, what=what)
 
     def _fill(self, network: nn.Module, target: Target) -> None:
         if get_backend(target.device).described:
@@ -123,8 +124,10 @@ class Part:
         with open_weights(self.path) as weights:
             name = self.component.replace("_", " ")
             what, tensors = f"{self.path}: {name}", len(list(network.named_specs()))
-            with progress(f"loading {name}", tensors) as advance:
-                source = self.source(weights, advance)
+            with (
+                progress(f"loading {name}", tensors) as advance,
+                closing(self.source(weights, advance)) as source,
+            ):
                 nn.load(
                     network,
                     source,
