@@ -279,10 +279,11 @@ def make_job(program: Program, folder: Path, world: Path, **changes: Any) -> Job
 
 @dataclass(frozen=True)
 class Whole:
-    """A run that nothing disturbed: what it gave, how long it took, and the cache it filled."""
+    """A run that nothing disturbed: what it gave, how long it took, its folder, and the cache it filled."""
 
     result: Result
     seconds: float
+    out: Path
     cache: Path
 
 
@@ -291,7 +292,7 @@ def undisturbed(program: Program, tmp_path_factory: pytest.TempPathFactory, worl
     done = make_job(program, tmp_path_factory.mktemp("whole"), world)
     ended = done.train()
     assert ended.code == 0, ended.stderr
-    return Whole(done.result(), ended.seconds, done.cache)
+    return Whole(done.result(), ended.seconds, done.out, done.cache)
 
 
 @pytest.fixture
@@ -305,6 +306,32 @@ def job(new_job: Job, undisturbed: Whole) -> Job:
     """A run that was not begun, everything cached."""
     shutil.copytree(undisturbed.cache, new_job.cache)
     return new_job
+
+
+@pytest.fixture
+def finished(job: Job, undisturbed: Whole) -> Job:
+    """A run that is done."""
+    shutil.copytree(undisturbed.out, job.out)
+    return job
+
+
+@pytest.fixture(scope="session")
+def killed_run(program: Program, tmp_path_factory: pytest.TempPathFactory, world: Path, undisturbed: Whole) -> Path:
+    """The folder of a run that was killed after step 3, one after its checkpoint. Not to be written to."""
+    killed = make_job(program, tmp_path_factory.mktemp("killed"), world)
+    shutil.copytree(undisturbed.cache, killed.cache)
+    assert killed.train(failpoint="train.after_step:3").code == -signal.SIGKILL
+    return killed.out
+
+
+@pytest.fixture
+def begin_killed(killed_run: Path) -> Callable[[Job], None]:
+    """begin_killed(job): its folder is that of a run that was killed after step 3."""
+
+    def begin(job: Job) -> None:
+        shutil.copytree(killed_run, job.out)
+
+    return begin
 
 
 @pytest.fixture

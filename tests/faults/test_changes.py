@@ -89,8 +89,8 @@ WHICH = {
 }
 
 
-def test_a_run_is_not_continued_on_other_data(own):
-    own.train(failpoint="train.after_step:3")
+def test_a_run_is_not_continued_on_other_data(own, begin_killed):
+    begin_killed(own)
     drawings, kept = own.folder / "drawings", own.folder / "kept"
     entries = len(list(own.cache.rglob("*.safetensors")))
     for change, make in CHANGES.items():
@@ -116,9 +116,9 @@ NETWORKS = {
 }
 
 
-def test_a_run_is_not_continued_with_another_network(own, whole):
+def test_a_run_is_not_continued_with_another_network(own, whole, begin_killed):
     base, kept = own.folder / "base.safetensors", own.folder / "kept"
-    own.train(failpoint="train.after_step:3")
+    begin_killed(own)
     for name, told in NETWORKS.items():
         left = files_and_status(own.out)
         shutil.copy(base, kept)
@@ -141,8 +141,8 @@ def write_state(job, text: str) -> None:
     (folder / "MANIFEST.json").write_text(json.dumps(manifest))
 
 
-def test_a_checkpoint_whose_state_was_edited_is_refused_by_name(job):
-    job.train(failpoint="train.after_step:3")
+def test_a_checkpoint_whose_state_was_edited_is_refused_by_name(job, begin_killed):
+    begin_killed(job)
     for text in ("[]", "{", "3", '{"format": 1}', '{"format": 1, "version": "0.1.0", "step": 1}'):
         write_state(job, text)
         for ended in (job.plan(), job.train()):
@@ -150,9 +150,9 @@ def test_a_checkpoint_whose_state_was_edited_is_refused_by_name(job):
             assert "step-000002: its state.json is not what flame-train wrote for step 2" in ended.complaint
 
 
-def test_a_checkpoint_that_does_not_know_its_base_is_continued_where_that_lies(job, whole, world):
+def test_a_checkpoint_that_does_not_know_its_base_is_continued_where_that_lies(job, whole, world, begin_killed):
     """One of an older version: its files are told by their places, which may be written in another way."""
-    job.train(failpoint="train.after_step:3")
+    begin_killed(job)
     state = json.loads((job.out / "checkpoints" / "step-000002" / "state.json").read_text())
     write_state(job, json.dumps({name: state[name] for name in ("format", "step", "dataset", "version")}))
     shutil.copy(world / "base.safetensors", job.folder / "copy.safetensors")
@@ -163,9 +163,9 @@ def test_a_checkpoint_that_does_not_know_its_base_is_continued_where_that_lies(j
     assert job.finish(model__checkpoint=f"{world}/./drawings/../base.safetensors").log == whole.log
 
 
-def test_a_project_that_was_moved_is_continued(own, whole):
+def test_a_project_that_was_moved_is_continued(own, whole, begin_killed):
     """Images and weights are told by what is in them."""
-    own.train(failpoint="train.after_step:3")
+    begin_killed(own)
     moved = own.folder / "moved"
     moved.mkdir()
     for name in ("drawings", "base.safetensors", "out"):
@@ -181,10 +181,11 @@ def test_a_project_that_was_moved_is_continued(own, whole):
 LOST = {"config.toml": "config.toml is gone", "checkpoints": "checkpoints are gone"}
 
 
-@pytest.mark.parametrize("steps", [3, 5])
-def test_a_run_that_lost_a_part_is_not_begun_anew(job, steps):
+@pytest.mark.parametrize("before", ["killed_run", "undisturbed"])
+def test_a_run_that_lost_a_part_is_not_begun_anew(job, before, request):
     """Neither one that was stopped nor one that is done; of what it left, only a status "running" is corrected."""
-    job.train(failpoint="" if steps == 5 else f"train.after_step:{steps}")
+    left_behind = request.getfixturevalue(before)
+    shutil.copytree(getattr(left_behind, "out", left_behind), job.out)
     for name, told in LOST.items():
         (job.out / name).rename(job.folder / name)
         left = files_and_status(job.out)
@@ -211,10 +212,10 @@ def dry(job, **changes):
     return job.program(*job.arguments("sdxl-lora", **changes), "--dry-run")
 
 
-def test_a_dry_run_refuses_the_folder_that_a_run_would_and_writes_nothing(job):
+def test_a_dry_run_refuses_the_folder_that_a_run_would_and_writes_nothing(job, begin_killed):
     assert dry(job).code == 0
     assert not job.out.exists()
-    job.train(failpoint="train.after_step:3")
+    begin_killed(job)
     left = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in job.out.rglob("*")}
     assert dry(job).code == 0
     ended = dry(job, optimizer__lr=0.5)
@@ -224,8 +225,8 @@ def test_a_dry_run_refuses_the_folder_that_a_run_would_and_writes_nothing(job):
     assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in job.out.rglob("*")} == left
 
 
-def test_a_run_is_not_continued_with_other_settings(job, whole):
-    job.train(failpoint="train.after_step:3")
+def test_a_run_is_not_continued_with_other_settings(job, whole, begin_killed):
+    begin_killed(job)
     before = (job.out / "config.toml").read_bytes()
     ended = job.train(optimizer__lr=0.5, lora__rank=3)
     assert ended.code == 6
@@ -240,9 +241,9 @@ def test_a_run_is_not_continued_with_other_settings(job, whole):
     assert job.finish() == whole
 
 
-def test_a_run_that_ran_out_of_memory_is_continued_with_checkpointing(job, whole):
+def test_a_run_that_ran_out_of_memory_is_continued_with_checkpointing(job, whole, begin_killed):
     """Which is what it is told to try; the bits are those of a run that never stopped."""
-    job.train(failpoint="train.after_step:3")
+    begin_killed(job)
     assert job.finish(gradient__checkpointing="offload") == whole
 
 
@@ -319,9 +320,9 @@ def test_no_whole_checkpoint_is_a_refusal_and_not_a_new_run(job):
 
 
 @pytest.mark.parametrize("fault", ["gone", "bit"])
-def test_a_cache_entry_that_goes_bad_while_training(job, whole, fault):
+def test_a_cache_entry_that_goes_bad_while_training(job, whole, fault, begin_killed):
     """It cannot be guessed: the run ends, naming image and entry, and the next one makes it anew."""
-    job.train(failpoint="train.after_step:3")
+    begin_killed(job)
     script = (
         "import sys\n"
         "from pathlib import Path\n"

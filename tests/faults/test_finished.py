@@ -17,12 +17,11 @@ def test_a_refusal_leaves_a_finished_run_finished(own):
     assert own.status() == status
 
 
-def test_a_finished_run_is_left_as_it_is(job, whole):
-    job.finish()
-    ended = job.train()
+def test_a_finished_run_is_left_as_it_is(finished, whole):
+    ended = finished.train()
     assert ended.code == 0
     assert "done already" in ended.stderr
-    assert job.result() == whole
+    assert finished.result() == whole
 
 
 def test_the_result_names_what_is_there_and_a_finished_run_still_knows_its_loss(job):
@@ -53,10 +52,9 @@ def test_a_run_is_not_asked_for_fewer_steps_than_it_has(job):
     assert "steps = 5" in (job.out / "config.toml").read_text()
 
 
-def test_the_result_is_in_the_format_last_asked_for(job):
-    job.finish()
-    assert job.finish(output__format="diffusers").lora
-    with SafetensorsFile(job.out / "lora.safetensors") as file:
+def test_the_result_is_in_the_format_last_asked_for(finished):
+    assert finished.finish(output__format="diffusers").lora
+    with SafetensorsFile(finished.out / "lora.safetensors") as file:
         assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in file.names)
 
 

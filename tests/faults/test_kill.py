@@ -14,19 +14,19 @@ import pytest
 from flame_train.data.cache import DiskCache
 
 SEEDS = int(os.environ.get("FLAME_TEST_KILLS", "25"))
-EACH_TIME = 8
+EACH_TIME = 4
 KILLED = -signal.SIGKILL
 
 POINTS = [
     "train.in_step",
-    "train.in_step:6",
+    pytest.param("train.in_step:6", marks=pytest.mark.proof),  # on the disk it is as the next
     "train.before_update:3",
     "train.after_step:3",
     "train.after_step:4",
     "checkpoint.begin:2",
     "checkpoint.mid_file:2",
     "checkpoint.after_file:4",
-    "checkpoint.after_file:5",
+    pytest.param("checkpoint.after_file:5", marks=pytest.mark.proof),
     "checkpoint.before_manifest:2",
     "checkpoint.after_manifest:2",
     "checkpoint.before_rename:2",
@@ -97,9 +97,8 @@ def test_what_a_killed_encoding_left_is_swept_although_nothing_is_written_there_
 
 @pytest.mark.parametrize("command", ["convert", "merge", "sample"])
 @pytest.mark.parametrize("point", ["file.mid_write", "file.before_rename"])
-def test_what_a_killed_command_left_is_swept_by_the_next(job, program, world, command, point):
-    job.finish()
-    base, lora, out = str(world / "base.safetensors"), str(job.out / "lora.safetensors"), job.folder / "results"
+def test_what_a_killed_command_left_is_swept_by_the_next(undisturbed, program, world, command, point, tmp_path):
+    base, lora, out = str(world / "base.safetensors"), str(undisturbed.out / "lora.safetensors"), tmp_path / "results"
 
     def arguments(name: str) -> list[str]:
         return {
@@ -178,14 +177,14 @@ def test_a_cold_program_killed_from_outside(job, program, whole, seconds, seed):
     assert job.result() == whole
 
 
-def test_the_next_run_starts_although_a_killed_one_left_its_lock_file(job):
-    assert job.train(failpoint="train.after_step:3").code == KILLED
+def test_the_next_run_starts_although_a_killed_one_left_its_lock_file(job, begin_killed):
+    begin_killed(job)
     assert (job.out / ".lock").exists()
     assert job.status()["state"] == "running"
     job.finish()
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", [pytest.param("bf16", marks=pytest.mark.proof), "fp16"])
 def test_continued_in_low_precision(another, precision):
     """fp16 begins with a loss scale that overflows, so the scaler's state matters, too."""
     changes = {"train__precision": precision, "optimizer__name": "sgd", "optimizer__momentum": 0.9}
@@ -196,7 +195,10 @@ def test_continued_in_low_precision(another, precision):
     assert job.finish(**changes) == whole
 
 
-@pytest.mark.parametrize("value", ["train.in_step", "train.in_step:1:boom", "train.gradient:nan", "\u00b2:all"])
+OTHERS = (pytest.param(one, marks=pytest.mark.proof) for one in ("train.in_step:1:boom", "train.gradient:nan"))
+
+
+@pytest.mark.parametrize("value", ["train.in_step", "\u00b2:all", *OTHERS])
 def test_the_environment_of_an_installed_program_does_nothing_to_a_run(job, whole, value):
     ended = job.program(*job.arguments("sdxl-lora"), env={"FLAME_TEST_FAILPOINT": value})
     assert ended.code == 0, ended.stderr

@@ -28,8 +28,6 @@ from flame_train.text_encoders.qwen3.vision_encoder import Qwen3VLEncoder
 from flame_train.training.session import StopRequest
 from tests.recipes.bases import FP8, arrays_of, below, small_base
 
-pytestmark = pytest.mark.bytes
-
 Capture = pytest.CaptureFixture[str]
 Train = Callable[..., int]
 
@@ -94,6 +92,7 @@ def planned(path: Path, *settings: str) -> Plan:
     return make_plan(check(load_located(str(path), settings)), StopRequest())
 
 
+@pytest.mark.bytes
 @pytest.mark.parametrize(
     "family",
     [
@@ -268,6 +267,7 @@ def test_the_plan_counts_longer_sequences_and_what_the_cache_takes(config: Calla
     assert sizes[2] > sizes[1]
 
 
+@pytest.mark.bytes
 def test_comfyuis_files_of_qwen_image_edit_train_with_one_image_beside_some_and_two_beside_others(
     config: Callable[..., Path], edits: Path, bases: dict[str, Path]
 ) -> None:

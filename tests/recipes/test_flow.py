@@ -39,6 +39,7 @@ from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.run.sampling.requests import with_defaults
 from flame_train.run.train.step_state import load_denoiser
 from flame_train.training.session import Session, StopRequest
+from tests.recipes.conftest import MODELS
 
 Train = Callable[..., int]
 
@@ -91,8 +92,18 @@ def test_captions_encoded_by_a_t5_in_fewer_bits_are_others(
     assert 0 < np.linalg.norm(rounded - exact) < near * np.linalg.norm(exact)
 
 
+IN_FEWER_BITS = [("fp8", "bf16"), ("fp8", "fp8"), ("int8", "bf16"), ("int8", "int8"), ("nf4", "bf16")]
+OTHERS = {"sd3": ("fp8-bf16", "int8-bf16", "nf4-bf16"), "flux": ("fp8-fp8", "int8-int8")}
+"""Each way on one of two families here, on both where proofs are asked for."""
+
+
 @pytest.mark.parametrize(
-    ("quantize", "arithmetic"), [("fp8", "bf16"), ("fp8", "fp8"), ("int8", "bf16"), ("int8", "int8"), ("nf4", "bf16")]
+    ("family", "quantize", "arithmetic"),
+    [
+        pytest.param(family, *way, marks=[pytest.mark.proof] * ("-".join(way) in OTHERS[family]))
+        for family in MODELS
+        for way in IN_FEWER_BITS
+    ],
 )
 def test_a_base_in_fewer_bits_trains_and_continues_to_the_byte(
     train: Train, tmp_path: Path, quantize: str, arithmetic: str, capsys: pytest.CaptureFixture[str]

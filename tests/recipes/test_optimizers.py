@@ -14,12 +14,14 @@ from tests.recipes.bases import lose_end
 from tests.recipes.test_losses_and_noise import lora, settings
 
 IN_CI = ("schedule_free_adamw", "prodigy")  # one that keeps other weights for drawing, and one that finds its rate
-CASES = [("sdxl", name) for name in OPTIMIZERS] + [
-    (family, name) if name in IN_CI else pytest.param(family, name, marks=pytest.mark.proof)
-    for family in ("sd3", "flux")
+OF_ONE_FAMILY = (*IN_CI, "adamw", "adamw8bit", "adafactor", "muon")  # with state of other kinds
+CASES = [
+    (family, name) if name in named else pytest.param(family, name, marks=pytest.mark.proof)
+    for family, named in (("sdxl", OF_ONE_FAMILY), ("sd3", IN_CI), ("flux", IN_CI))
     for name in OPTIMIZERS
-    if name not in ("adamw", "sgd")
+    if family == "sdxl" or name not in ("adamw", "sgd")
 ]
+"""That the state of every rule goes on is shown without a run in `tests/run/test_continued.py`."""
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)

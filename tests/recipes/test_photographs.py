@@ -34,7 +34,7 @@ def photos(tmp_path):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.proof  # `quickstart`'s tests hold a shorter lesson to the same
 def test_held_out_loss_falls_on_real_photographs(photos, small_config):
     stop = StopRequest()
     config = small_config(

@@ -22,8 +22,6 @@ from flame_train.training.session import Session, StopRequest
 from tests.recipes.bases import lose_end
 from tests.recipes.test_losses_and_noise import lora, settings
 
-pytestmark = pytest.mark.bytes
-
 ALL = {"sdxl": ("clip_l", "clip_g"), "sd3": ("clip_l", "clip_g", "t5"), "flux": ("clip_l", "t5")}
 PREFIXES = {"clip_l": "lora_te1_", "clip_g": "lora_te2_", "t5": "lora_te3_"}
 T5_TOKENS = {"sdxl": {}, "sd3": {"text_encoders.t5_tokens": "77"}, "flux": {"text_encoders.t5_tokens": "77"}}
@@ -64,6 +62,7 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.bytes
 @pytest.mark.parametrize("family", ALL)
 def test_a_run_continues_to_the_bit_and_begins_as_one_with_cached_captions(
     family: str, run: Run, tmp_path: Path

@@ -18,8 +18,6 @@ from flame_train.run.encode.encode import Encoded, encode
 from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.training.session import Session, StopRequest
 
-pytestmark = pytest.mark.bytes
-
 LENGTH = 77
 Encode = Callable[..., tuple[Plan, Encoded]]
 
@@ -58,6 +56,7 @@ def test_states_of_padding_are_a_captions_own_and_are_kept(run: Encode) -> None:
     assert not np.allclose(one[-1], one[-2], rtol=1e-3)
 
 
+@pytest.mark.bytes
 def test_zeros_keep_a_captions_own_rows_bit_for_bit(run: Encode) -> None:
     plan, seen = run("seen")
     _, zeros = run("zeros")
@@ -79,6 +78,7 @@ def test_masked_rows_do_not_depend_on_how_much_padding_stands_behind(run: Encode
         assert not np.allclose(own, unmasked.caption(row.texts[0])["t5"], rtol=1e-3)
 
 
+@pytest.mark.bytes
 @pytest.mark.parametrize("padding", ["zeros", "masked"])
 def test_a_batch_is_filled_up_with_zeros_and_the_network_takes_it(run: Encode, padding: str) -> None:
     plan, encoded = run(padding)
@@ -96,6 +96,7 @@ def test_a_batch_is_filled_up_with_zeros_and_the_network_takes_it(run: Encode, p
     assert out.shape == x.shape
 
 
+@pytest.mark.bytes
 @pytest.mark.parametrize("padding", ["zeros", "masked"])
 def test_an_encoder_that_runs_in_the_step_gives_what_the_cache_is_filled_up_to(run: Encode, padding: str) -> None:
     plan, encoded = run(padding)
@@ -119,6 +120,7 @@ def test_the_plan_says_what_the_cache_will_take(run: Encode, drawn: Path) -> Non
     assert sizes["zeros"] < sizes["seen"]
 
 
+@pytest.mark.bytes
 def test_a_run_with_text_of_several_lengths_has_the_same_bytes_after_it_was_stopped(
     train_small: Callable[..., int], family: str, tmp_path: Path
 ) -> None:

@@ -23,8 +23,6 @@ from flame_train.run.sampling.draw import generate, generate_image, sampler_spec
 from flame_train.run.sampling.requests import check_sampling, requests
 from flame_train.training.session import StopRequest
 
-pytestmark = pytest.mark.bytes
-
 SIZE = (64, 96)  # height, width
 TEXTS = ("a blue circle", "a red house", "")
 PROMPTS = TEXTS[:2]
@@ -62,6 +60,7 @@ def studio(small_config):
     return images
 
 
+@pytest.mark.bytes
 def test_same_seed_same_bytes(studio, tmp_path):
     sampled = {name: grid(studio(PROMPTS[:2])) for name in "ab"}
     for name, sheet in sampled.items():
@@ -77,6 +76,7 @@ def test_images_have_the_size_asked_for(studio):
     assert image.dtype == np.uint8
 
 
+@pytest.mark.bytes
 def test_an_image_does_not_depend_on_its_neighbours(studio):
     """Number i of seed s is number 0 of seed s + i."""
     _, second = studio(PROMPTS[:2])
@@ -155,6 +155,7 @@ def test_the_prompt_is_heard(studio):
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.bytes
 @pytest.mark.usefixtures("trained_base")
 def test_an_untrained_adapter_changes_nothing_and_a_trained_one_does(studio):
     before = studio(PROMPTS[:1])[0]
@@ -164,6 +165,7 @@ def test_an_untrained_adapter_changes_nothing_and_a_trained_one_does(studio):
     assert not np.array_equal(studio(PROMPTS[:1])[0], before)
 
 
+@pytest.mark.bytes
 @pytest.mark.usefixtures("trained_base")
 def test_a_strength_acts_within_and_leaves_the_adapters_as_they_were(studio):
     base = studio(PROMPTS[:1])[0]

@@ -50,8 +50,9 @@ def expected_merge(base, lora, strength):
 
 
 class TestMerge:
-    @pytest.mark.parametrize(("dtype", "eps"), [(np.float16, 2**-11), (BF16, 2**-8), (np.float32, 2**-24)])
-    @pytest.mark.parametrize("strength", [1.0, -0.3])
+    @pytest.mark.parametrize(
+        ("dtype", "eps", "strength"), [(np.float16, 2**-11, 1.0), (BF16, 2**-8, -0.3), (np.float32, 2**-24, -0.3)]
+    )
     def test_against_numpy(self, tmp_path, dtype, eps, strength):
         base, lora = base_tensors(dtype), lora_tensors()
         write(tmp_path / "base.safetensors", base)
@@ -252,14 +253,13 @@ class TestMergeRefusals:
         lora = write(tmp_path / "lora.safetensors", tensors)
         self.check(files / "base.safetensors", lora, tmp_path / "out.safetensors", words, NonFiniteError, 10.0)
 
-    @pytest.mark.parametrize("value", [np.nan, -np.inf])
     @pytest.mark.parametrize(
-        "name",
+        ("name", "value"),
         [
-            "model.diffusion_model.middle_block.1.proj_in.weight",
-            "model.diffusion_model.middle_block.1.norm.bias",
-            "first_stage_model.decoder.conv_in.weight",
-            TE2 + "transformer.resblocks.0.attn.in_proj_weight",
+            ("model.diffusion_model.middle_block.1.proj_in.weight", np.nan),
+            ("model.diffusion_model.middle_block.1.norm.bias", -np.inf),
+            ("first_stage_model.decoder.conv_in.weight", -np.inf),
+            (TE2 + "transformer.resblocks.0.attn.in_proj_weight", np.nan),
         ],
     )
     def test_a_base_with_a_broken_tensor_whether_touched_or_not(self, files, tmp_path, name, value):
