@@ -44,8 +44,8 @@ def said(folder: Path) -> list[str]:
         return []
     lines = text.replace("\r\n", "\n").split("\n")
     begin = max((number for number, line in enumerate(lines) if line.startswith(BEGIN)), default=-1)
-    ended = (line.rpartition("\r")[2] for line in lines[begin + 1 :])  # a bar writes itself over
-    return [shown(line[:_LONGEST]) for line in ended if line.strip()]
+    ended = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines[begin + 1 :])  # a bar overwrites itself
+    return [shown(line[:_LONGEST]) for line in ended if line]
 
 
 def why(folder: Path) -> str:

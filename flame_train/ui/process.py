@@ -42,6 +42,8 @@ PROCESS: Final = ".process.json"
 _SIZE: Final = 512  # bytes: written over in place, it needs no room on a disk that has become full
 _SAME: Final = 2.0  # seconds: a clock that was set meanwhile moves start times
 _POSIX: Final = os.name == "posix"
+_DOWNLOADS: Final = {"TQDM_POSITION": "-1", "TQDM_MININTERVAL": "5"}
+"""Has huggingface_hub write how far a download is into a file too, now and then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,11 @@ def keep(root: Path, folder: Path, attempt: str, command: Sequence[str]) -> None
         try:
             output = opened.enter_context(above.appending(output_of(folder).name))
             output.write(f"{BEGIN}{time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
-            shared = (descriptor,) if _POSIX else ()
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=shared)
+            environment, shared = {**_DOWNLOADS, **os.environ}, (descriptor,) if _POSIX else ()
+            nothing = subprocess.DEVNULL
+            process = subprocess.Popen(
+                command, env=environment, stdin=nothing, stdout=output, stderr=output, pass_fds=shared
+            )
         except OSError:
             _write(descriptor, replace(kept, code=OutputError.exit_code))
             raise

@@ -81,6 +81,8 @@ def train_run(plan: Plan, encoded: Encoded, folder: RunFolder, start: Start, ses
             weighted=WEIGHTINGS.chosen(c.loss).name != "none",
             report=reporter(folder),
         )
+        if get_backend(session.device).asynchronous and first < c.train.steps:
+            _LOG.info("training begins; kernels that this GPU lacks are compiled in its first steps")
         return train(run)
 
 

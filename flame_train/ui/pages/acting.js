@@ -38,11 +38,19 @@ export function acting(text, told, action, kind = "") {
   return made;
 }
 
-/** Whether the second stop is meant, which loses work. @param {HTMLElement} place */
-export async function stopped(place) {
-  if (place.dataset.stopping && !confirm("It stops already. Stop at once, and lose the steps since the last checkpoint?")) return false;
-  place.dataset.stopping = "yes";
-  return true;
+/** Has a run do something; a second stop, which loses work, is asked about. Returns what was done.
+ * @param {HTMLElement} place @param {{what: string, name?: string, entry?: string}} question @returns {Promise<string>} */
+export async function act(place, question) {
+  const stops = question.what === "stop";
+  if (stops && place.dataset.stopping && !confirm("It stops already. Stop at once, and lose the steps since the last checkpoint?")) return "";
+  const { done } = await ask("act", question);
+  if (stops) place.dataset.stopping = "yes";
+  return done;
+}
+
+/** The buttons of a run that goes on. @param {HTMLElement} place @param {HTMLElement} told @param {{name?: string, entry?: string}} run */
+export function whileItGoesOn(place, told, run) {
+  return ["sample", "save", "stop"].map((what) => acting(what === "stop" ? what : `${what} now`, told, () => act(place, { ...run, what })));
 }
 
 // ---- a run
@@ -54,10 +62,6 @@ function runBar(name) {
   const bar = make("section", { id: "acts", class: "card", "aria-label": "the run" }, now, buttons, loras, told, make("details", {}, make("summary", {}, "Log"), log));
   document.getElementById("live")?.prepend(bar);
   let shown = "";
-  const act = (/** @type {string} */ what) => async () => {
-    if (what === "stop" && !(await stopped(bar))) return "";
-    return (await ask("act", { name, what })).done;
-  };
   const form = (/** @type {string} */ how, /** @type {string} */ text) => make("a", { class: "button", href: `/new?${new URLSearchParams({ run: name, how })}` }, text);
   again(async () => {
     const run = await ask("run", { name });
@@ -73,7 +77,7 @@ function runBar(name) {
       delete bar.dataset.stopping;
       const goOn = async () => { await ask("again", { name, device: run.device }); location.href = "/queue"; };
       buttons.replaceChildren(...(run.goes_on
-        ? [acting("sample now", told, act("sample")), acting("save now", told, act("save")), acting("stop", told, act("stop"))]
+        ? whileItGoesOn(bar, told, { name })
         : run.state === "done" ? [] : [acting(`continue on ${run.device}`, told, goOn, "primary")]),
       form("continue", "continue from it with changes"), form("clone", "clone"));
       loras.replaceChildren(...run.loras.flatMap((/** @type {any} */ each) => [make("a", { class: "button", download: "", href: `/file?${new URLSearchParams({ name, path: each.path })}` }, `download ${each.path}`), make("small", {}, ` ${each.about} `)]));

@@ -1,6 +1,6 @@
 "use strict";
 // The queue: what waits, what goes on and what came of it. All of it stands in the queue's file.
-import { again, acting, stopped } from "./acting.js";
+import { acting, again, whileItGoesOn } from "./acting.js";
 import { ask, by } from "./ask.js";
 
 /** @typedef {{id: string, config: string, folder: string, device: string, state: string, on: string, said: string, name: string, now: string, lines: string[]}} Entry */
@@ -20,12 +20,8 @@ function card(run, first) {
   const title = run.name ? make("a", { href: `/run?${new URLSearchParams({ name: run.name })}` }, name) : make("strong", {}, name);
   title.title = run.folder;
   const kind = { started: "running", stopped: "interrupted" }[run.state] ?? run.state;
-  const act = (/** @type {string} */ what) => async () => {
-    if (what === "stop" && !(await stopped(made))) return "";
-    return (await ask("act", { entry: run.id, what })).done;
-  };
   const move = (/** @type {string} */ what) => async () => show(await ask("move", { entry: run.id, what }));
-  const buttons = run.state === "started" ? [acting("sample now", told, act("sample")), acting("save now", told, act("save")), acting("stop", told, act("stop"))]
+  const buttons = run.state === "started" ? whileItGoesOn(made, told, { entry: run.id })
     : [...(run.state === "waiting" ? first ? [] : [acting("up", told, move("up"))] : [acting(run.state === "done" ? "start again" : "continue", told, move("again"))]), acting("remove", told, move("remove"))];
   made.append(make("div", { class: "tools" }, title, make("span", { class: `state ${kind}` }, kind), make("small", {}, run.on || `for ${run.device}`), ...buttons));
   if (run.said) made.append(make("p", { class: run.state === "failed" ? "bad" : "note" }, run.said));
