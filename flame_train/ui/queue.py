@@ -163,6 +163,8 @@ class Queue:
 
     def _step(self, book: Book) -> None:
         seen = replace(book, runs=tuple(map(self._seen, book.runs)))
+        known = {each.attempt for each in seen.runs}  # others were taken out by hand
+        self._begun = {name: each for name, each in self._begun.items() if name in known or each.poll() is None}
         pairs = zip(book.runs, seen.runs, strict=True)
         failed = [now for before, now in pairs if now.state == "failed" != before.state]
         if failed and seen.after_failure == WAIT:
