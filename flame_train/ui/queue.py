@@ -1,8 +1,8 @@
 """The queue: starts runs on the devices that are free, sees how they end, and goes on or waits, as it was told.
 
-A run is noted as started, with a new attempt's name, before its process is begun (`process.py`). Whoever has the queue
-after a kill looks at what the run folder says of that attempt: it goes on, has ended, was killed, or never began and
-is begun now. So nothing is lost, and nothing is started twice. Nothing is started that could not be noted.
+A run is noted as started, with a new attempt's name, before its process is begun (`io/run_process.py`). Whoever has
+the queue after a kill looks at what the run folder says of that attempt: it goes on, has ended, was killed, or never
+began and is begun now. So nothing is lost, and nothing is started twice. Nothing is started that could not be noted.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.roots import Roots, within
 from flame_train.disk.system import lock
 from flame_train.errors import ConfigError, FlameError, OutputError, lines_shown, shown
+from flame_train.io import run_process as process
 from flame_train.io.run_output import why
 from flame_train.io.runlog import is_locked
 
-from . import process
 from .draft import look
 from .queue_file import WAIT, Book, Entry, is_device, read_queue, write_queue
 

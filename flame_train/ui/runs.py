@@ -10,12 +10,11 @@ from typing import Any, Final
 from flame_train.config.render import toml_value
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.errors import ConfigError, OutputError, shown
+from flame_train.io import run_process as process
 from flame_train.io.requests import Kind, ask
 from flame_train.io.run_output import said
 from flame_train.io.runlog import is_locked
 from flame_train.show.run_reader import RunView
-
-from . import process
 
 _LINES: Final = 200
 

@@ -12,9 +12,9 @@ import pytest
 
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.io.requests import name_of
+from flame_train.io.run_process import PROCESS, lock
 from flame_train.io.runlog import LOCK
 from flame_train.ui.lease import Lease
-from flame_train.ui.process import PROCESS, lock
 
 from .conftest import until
 from .test_queue import STAND_IN

@@ -16,9 +16,9 @@ import pytest
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.roots import Roots
 from flame_train.errors import ConfigError, OutputError
+from flame_train.io import run_process as process
 from flame_train.io.run_output import said
 from flame_train.io.runlog import LOCK
-from flame_train.ui import process
 from flame_train.ui.queue import Queue
 from flame_train.ui.queue_file import QUEUE, Book, Entry, read_queue, write_queue
 
@@ -54,7 +54,7 @@ KEEPER = """
 import sys
 from pathlib import Path
 from flame_train.disk import failpoint
-from flame_train.ui.process import keep
+from flame_train.io.run_process import keep
 failpoint.arm(sys.argv[1])
 keep(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5:])
 """
@@ -160,19 +160,19 @@ def test_three_runs_go_over_two_gpus_each_on_one(place):
         "file.before_rename",
         "queue.noted",
         "queue.begun",
-        "ui.kept",
-        "ui.started",
+        "process.kept",
+        "process.started",
         "it goes on",
         "it ended meanwhile",
         "its end is noted",
     ],
 )
 def test_the_server_is_killed_at_any_moment_and_starts_each_run_once(place, forked, moment):
-    """`ui.` are moments of the keeper of a run: the run goes on without it, or is told to have been killed."""
+    """`process.` are moments of the keeper of a run: the run goes on without it, or is told to have been killed."""
     run = Entry("1", str(place.config("a")), str(place.runs / "a"), "cuda")
     place.write(Book(runs=(run, replace(run, id="2", config=str(place.config("b")), folder=str(place.runs / "b")))))
     code = [*forked, "-c", SERVER, str(place.root)]
-    if moment.startswith("ui."):
+    if moment.startswith("process."):
         noted = replace(run, state="started", attempt="x", on="cuda:0")
         place.write(replace(place.book, runs=(noted, place.book.runs[1])))
         (place.runs / "a").mkdir()
@@ -194,8 +194,8 @@ def test_the_server_is_killed_at_any_moment_and_starts_each_run_once(place, fork
     for name in ("a", "b"):
         place.end(name)
     until(lambda: set(place.states().values()) <= {"done", "failed"})
-    assert sorted(line.split()[0] for line in place.starts) == (["b"] if moment == "ui.kept" else ["a", "b"])
-    if moment in ("ui.kept", "ui.started"):  # nobody was left to note how the second one ended
+    assert sorted(line.split()[0] for line in place.starts) == (["b"] if moment == "process.kept" else ["a", "b"])
+    if moment in ("process.kept", "process.started"):  # nobody was left to note how the second one ended
         assert place.states() == {"a": "failed", "b": "done"}
         assert "was killed; it goes on from its last checkpoint" in place.said_of("a")
     else:

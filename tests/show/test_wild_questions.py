@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from flame_train.io.requests import name_of
+from flame_train.io.run_process import PROCESS
 from flame_train.quickstart.drawings import write_images
-from flame_train.ui.process import PROCESS
 from flame_train.ui.queue_file import QUEUE
 
 from .conftest import until

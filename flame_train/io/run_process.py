@@ -91,7 +91,7 @@ def stop(folder: OpenFolder) -> bool:
 
 def start(root: Path, folder: Path, attempt: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Starts the keeper of an attempt, in a session of its own. Raises OSError where the system refuses a process."""
-    words = [sys.executable, "-m", "flame_train.ui.process", str(root), str(folder.relative_to(root)), attempt]
+    words = [sys.executable, "-m", "flame_train.io.run_process", str(root), str(folder.relative_to(root)), attempt]
     null = subprocess.DEVNULL
     return subprocess.Popen([*words, *command], stdin=null, stdout=null, stderr=null, start_new_session=True)
 
@@ -114,7 +114,7 @@ def keep(root: Path, folder: Path, attempt: str, command: Sequence[str]) -> None
             return
         kept = Kept(attempt, os.getpid(), psutil.Process().create_time())
         _write(descriptor, kept)
-        fail_point("ui.kept")
+        fail_point("process.kept")
         try:
             output = opened.enter_context(above.appending(output_of(folder).name))
             output.write(f"{BEGIN}{time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
@@ -128,7 +128,7 @@ def keep(root: Path, folder: Path, attempt: str, command: Sequence[str]) -> None
             raise
         kept = replace(kept, pid=process.pid, created=psutil.Process(process.pid).create_time())
         _write(descriptor, kept)
-        fail_point("ui.started")
+        fail_point("process.started")
         code = process.wait()
         _write(descriptor, replace(kept, code=code if code >= 0 else 128 - code))
 
