@@ -54,7 +54,7 @@ def missing(family: str, folder: Path) -> list[str]:
 
 
 def noise(folder: Path, size: int, seed: int) -> tuple[str, int, np.ndarray[Any, Any]]:
-    """The family, the tokens of its T5 (0: it has none), and the first noise (1, C, h, w)."""
+    """The family, the tokens of its T5 (0: it has none), and the first noise (1, C, h, w), or (1, C, 1, h, w)."""
     family = family_of(folder)
     predicts = ModelSection.model_validate({"prediction": stated_prediction(folder) or "epsilon"})
     model = family.open(replace(NOTHING_NAMED, base=folder, model=predicts))
@@ -105,6 +105,8 @@ def draw(args: argparse.Namespace) -> dict[str, Any]:
             more["negative_prompt"] = " "
     else:
         more["guidance_scale"] = args.guidance + known.get("guidance_offset", 0.0)
+    if film := name == "wan":
+        more |= {"num_frames": 1, "output_type": "pil"}
     if args.control:
         more["image"] = [Image.open(file).convert("RGB") for file in args.control]
     made = pipeline(
@@ -115,7 +117,7 @@ def draw(args: argparse.Namespace) -> dict[str, Any]:
         latents=latents,
         **more,
     )
-    (image,) = made if modular else made.images
+    (image,) = made if modular else made.frames[0] if film else made.images
     image.convert("RGB").save(args.output)  # Qwen-Image 2.1's have an alpha channel
     return told
 

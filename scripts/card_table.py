@@ -45,6 +45,7 @@ MODELS: Final = {
     "qwen-image-edit": ("Qwen-Image-Edit, one control image", (24, 16, 12)),
     "flux3-klein": ("FLUX.3 klein", (24, 16, 12, 8)),
     "chroma": ("Chroma", (24, 16, 12, 8)),
+    "wan2.2-5b": ("Wan 2.2 TI2V-5B, stills", (24, 16, 12, 8)),
 }
 LONG_ALONE: Final = ("qwen-image-edit",)
 """Models of the longer table alone."""
@@ -137,17 +138,14 @@ def page(path: Path, rows: list[dict[str, Any]]) -> str:
 def prepared(folder: Path, model: str) -> Path:
     """A config for an empty checkpoint of the model and four drawn images."""
     from full_run import config, draw
-    from random_checkpoint import parts_of, tensors, write_empty
-
-    from flame_train.models.common.small import write_vocabulary
+    from random_checkpoint import parts_of, tensors, write_empty, write_words
 
     base = folder / model
     if not (base / "base.safetensors").exists():
         base.mkdir(parents=True, exist_ok=True)
         made = tensors(parts_of(model, t5=True), "")
         write_empty(base / "base.safetensors", made)
-        if not any(name.startswith(("text_encoders.qwen3", "text_encoders.mistral")) for name in made):
-            write_vocabulary(base)
+        write_words(base, made)
     draw(folder / "images", 4)
     text = config(base / "base.safetensors", folder / "images", base / "run", STEPS)
     if model == "qwen-image-edit":

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from full_run import COMMANDS, config, draw
-from random_checkpoint import parts_of, tensors, write_empty
+from random_checkpoint import parts_of, tensors, write_empty, write_words
 
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.models.common.small import write_vocabulary
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.tools.bench import BenchCase, predicted, prepare
 
@@ -109,8 +108,9 @@ def measure_run(folder: Path, model: str, settings: tuple[str, ...]) -> dict[str
     base = folder / model
     if not (base / "base.safetensors").exists():
         base.mkdir(parents=True, exist_ok=True)
-        write_empty(base / "base.safetensors", tensors(parts_of(model, t5=True), ""))
-        write_vocabulary(base)
+        made = tensors(parts_of(model, t5=True), "")
+        write_empty(base / "base.safetensors", made)
+        write_words(base, made)
     images, out = folder / "images", folder / "run"
     draw(images, 4)
     for old in (out, images / ".flame-cache"):

@@ -11,7 +11,7 @@ With `--empty` all weights are 0 and take no room on a disk that knows sparse fi
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,13 @@ def write_empty(output: Path, made: Mapping[str, np.ndarray[Any, Any]]) -> None:
         file.truncate(len(header) + sum(info.nbytes for info in placed))
 
 
+def write_words(folder: Path, made: Iterable[str]) -> None:
+    """A small vocabulary beside a checkpoint of these tensors, but for encoders whose own comes along."""
+    starts = {name.partition(".transformer.")[0] for name in made if name.startswith("text_encoders.")}
+    if not any(start.startswith(("text_encoders.qwen3", "text_encoders.mistral")) for start in starts):
+        write_vocabulary(folder, umt5="text_encoders.umt5xxl" in starts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -99,10 +106,7 @@ def main() -> None:
         write_empty(output, made)
     else:
         save_stream(output, [describe(n, a) for n, a in made.items()], made.__getitem__, {})
-    if not any(
-        name.startswith(("text_encoders.qwen3", "text_encoders.mistral")) for name in made
-    ):  # whose vocabulary comes along
-        write_vocabulary(args.folder)
+    write_words(args.folder, made)
     print(f"{output}: {len(made)} tensors, {sum(a.nbytes for a in made.values()) / 2**30:.2f} GiB")
 
 

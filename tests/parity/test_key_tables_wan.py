@@ -96,3 +96,16 @@ def test_loras_of_other_wans_are_told():
     names = check.lora_names([path for path in base_modules() if path.startswith("blocks.")], wide, "lora_unet_")
     assert identify(check.lora_names(["blocks.0.ffn.2"], wide, "diffusion_model.")).family == "wan-a14b"
     assert identify(names).family == "wan-a14b"
+
+
+def test_a_lora_of_attention_alone_is_not_animas():
+    """Whose layers have the same names in diffusers' layout, where every dot is an underscore; of any width."""
+    arch = WanArch.tiny()
+    shapes = Wan(arch).shapes()
+    paths = [path for path in base_modules(arch.depth) if "attn." in path]
+    table = {
+        name: source.made_shape(shapes) for name, source in transformer_to_diffusers().pull(shapes).sources.items()
+    }
+    known = lora_family().components[0].modules
+    names = check.lora_names({there for path in paths for there in known[path]}, table, "transformer.")
+    check.check_lora(names, lora_family())

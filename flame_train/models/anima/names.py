@@ -18,7 +18,7 @@ from flame_train.io.resolve import Component, Layout, Resolved, resolve
 from flame_train.models.anima.transformer import MODULATIONS, Anima, AnimaArch
 from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
-from flame_train.networks.files.marks import JOINT, LoraMark, Mark, Marks, Width
+from flame_train.networks.files.marks import JOINT, LoraMark, Mark, Marks, Ratio, Width
 from flame_train.networks.transformer_files import LORA_PREFIXES, component_of_table, lora_component
 from flame_train.networks.vae.names import qwen_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch
@@ -169,7 +169,7 @@ _IN_BLOCK: Final = (
     r"((self|cross)_attn_(q|k|v|output)_proj|adaln_modulation_\w+_[12]|mlp_layer[12])_"
 )
 _IN_ADAPTER: Final = r"^(.*_)?(llm_adapter|text_conditioner)_(blocks_\d+|out_proj)_"
-_WAN: Final = Width("_attn1_to_[qkv]", 3072)
+_WAN: Final = Width("_attn1_to_[qkv]", 3072), Ratio("_attn2_to_k", 1)  # whose text has the image's width
 _SINGLE_FILE, _ADAPTER_END = "blocks.0.adaln_modulation_self_attn.1.weight", "llm_adapter.out_proj.weight"
 MARKS: Final = Marks(
     names={"anima": "Anima", "cosmos2": "Cosmos-Predict2"},
@@ -182,9 +182,7 @@ MARKS: Final = Marks(
     loras=(
         LoraMark("anima", f"{_IN_BLOCK}|{_IN_ADAPTER}"),
         # Wan's blocks are called so too, where `transformer.` stands before them
-        LoraMark(
-            "anima", rf"^{JOINT}(attn1_|norm3_linear_)", rf"^{JOINT}ffn_", unless=(Width("_attn1_to_[qkv]", 3072),)
-        ),
+        LoraMark("anima", rf"^{JOINT}(attn1_|norm3_linear_)", rf"^{JOINT}ffn_", unless=_WAN),
         LoraMark("anima", rf"^{JOINT}", sizes=(Width("_attn2_to_[kv]", 1024),)),
     ),
     written={"anima": "anima"},

@@ -93,19 +93,22 @@ def write_small(networks: Mapping[str, nn.Module], folder: Path, seed: int) -> P
     return folder / "base.safetensors"
 
 
-def write_vocabulary(folder: Path, qwen: bool = False, mistral: bool = False) -> None:
+def write_vocabulary(folder: Path, qwen: bool = False, mistral: bool = False, umt5: bool = False) -> None:
     """Writes a `tokenizer.json`: of T5's kind with letters and a few words, or of another's with bytes alone."""
     bytes_of = tekken.bytes_alone if mistral else bytes_alone
-    raw = bytes_of().encode() if qwen or mistral else json.dumps(_vocabulary()).encode()
+    raw = bytes_of().encode() if qwen or mistral else json.dumps(_vocabulary(umt5)).encode()
     write_atomically(folder / "tokenizer.json", [raw], len(raw))
 
 
-def _vocabulary() -> dict[str, Any]:
+def _vocabulary(umt5: bool) -> dict[str, Any]:
     """Letters and a few words, in the form of `tokenizers`; a word is likelier than its letters."""
-    special = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0]]
+    special = [[piece, 0.0] for piece in ("<pad>", "</s>", *(["<s>"] if umt5 else []), "<unk>")]
     letters = [[c, -6.0] for c in ("\u2581", *string.ascii_letters, *string.digits, *string.punctuation)]
     words = [[f"\u2581{word}", -4.0] for word in _WORDS]
-    return {"version": "1.0", "model": {"type": "Unigram", "unk_id": 2, "vocab": [*special, *letters, *words]}}
+    return {
+        "version": "1.0",
+        "model": {"type": "Unigram", "unk_id": len(special) - 1, "vocab": [*special, *letters, *words]},
+    }
 
 
 def copy_small_sdxl(path: Path) -> None:

@@ -16,7 +16,7 @@ from flame_train.io.resolve import resolve
 from flame_train.models.wan.transformer import Wan, WanArch
 from flame_train.networks.files.build_parts import built_by
 from flame_train.networks.files.family_files import FamilyFiles
-from flame_train.networks.files.marks import JOINT, LoraMark, Mark, Marks, Shapes, Width, dim
+from flame_train.networks.files.marks import JOINT, LoraMark, Mark, Marks, Ratio, Shapes, Width, dim
 from flame_train.networks.transformer_files import component_of_table, lora_component
 from flame_train.networks.vae.names import nested_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch
@@ -168,6 +168,7 @@ MARKS: Final = Marks(
         *(LoraMark("wan-a14b", _ANY, sizes=(Width(_AS_WIDE, width),)) for width in (5120, 1536)),
         *(LoraMark("wan-a14b", _ANY, sizes=(Width(_HIDDEN, width),)) for width in (13824, 8960)),
         LoraMark("wan", f"{_IN_BLOCK}|{_MLP}"),
+        LoraMark("wan", rf"^{JOINT}attn1_", sizes=(Ratio("_attn2_to_k", 1),)),  # which is 2 in Anima
         *(LoraMark("wan", _ATTENTION, sizes=(Width(layer, _WIDTH),)) for layer in (_AS_WIDE, _TO_TEXT)),
     ),
     written={r"wan-?2[._]2[-_]ti2v|wan22[-_]5b": "wan", r"wan-?2[._][12]|wan2[12]": "wan-a14b"},
