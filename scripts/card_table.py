@@ -45,7 +45,7 @@ MODELS: Final = {
     "qwen-image-edit": ("Qwen-Image-Edit, one control image", (24, 16, 12)),
     "flux3-klein": ("FLUX.3 klein", (24, 16, 12, 8)),
     "chroma": ("Chroma", (24, 16, 12, 8)),
-    "wan2.2-5b": ("Wan 2.2 TI2V-5B, stills", (24, 16, 12, 8)),
+    "wan2.2-5b": ("Wan 2.2", (24, 16, 12, 8)),
 }
 LONG_ALONE: Final = ("qwen-image-edit",)
 """Models of the longer table alone."""
