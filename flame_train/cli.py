@@ -240,7 +240,9 @@ def sample(
         list[str] | None, typer.Option("--prompt", "-p", help="Prompt, with flags as --n --w --h --d too; repeatable.")
     ] = None,
     prompt_file: Annotated[str, typer.Option("--prompt-file", help="As sample.prompt_file in a config.")] = "",
-    output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write; of a clip WebP or MP4.")] = Path(
+        "sample.png"
+    ),
     lora: Annotated[
         list[str] | None,
         typer.Option("--lora", metavar="FILE[:STRENGTH]", help="LoRA file, kohya or diffusers; repeatable."),
@@ -281,6 +283,8 @@ def sample(
     ] = 42,
     width: Annotated[int, typer.Option("--width", min=0, max=8192, help="Pixels; 0: --control's, or the model's.")] = 0,
     height: Annotated[int, typer.Option("--height", min=0, max=8192, help="Pixels; 0: the same.")] = 0,
+    frames: Annotated[int, typer.Option("--frames", min=1, help="Frames; more than one make a clip (Wan).")] = 1,
+    fps: Annotated[int, typer.Option("--fps", min=0, max=120, help="Frames a second; 0: the model's.")] = 0,
     control: Annotated[
         list[str] | None,
         typer.Option("--control", metavar="FILE", help="Image that the model looks at, to edit; repeatable."),
@@ -340,6 +344,8 @@ def sample(
         seed=seed,
         width=width,
         height=height,
+        frames=frames,
+        fps=fps,
         control=control or [],
         kontext=kontext,
         qwen_edit=qwen_edit,

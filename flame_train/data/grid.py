@@ -83,13 +83,24 @@ _GAP = 4  # pixels between the images of a grid
 
 
 def grid(images: Sequence[Pixels], gap: int = _GAP) -> Pixels:
-    """Images side by side in rows, near to square, on white; smaller ones at the top left of their places."""
+    """Images side by side in rows, near to square, on white; smaller ones at the top left of their places.
+
+    Where any is a clip (F, H, W, 3) all are one, the last frame of shorter ones to the end.
+    """
+    frames = max(len(image) if image.ndim == 4 else 1 for image in images)
+    if any(image.ndim == 4 for image in images):
+        return np.stack([grid([_frame(image, number) for image in images], gap) for number in range(frames)])
     h, w = (max(image.shape[axis] for image in images) for axis in (0, 1))
     columns, rows = _columns_and_rows(len(images))
     sheet = np.full((rows * (h + gap) - gap, columns * (w + gap) - gap, 3), 255, np.uint8)
     for image, (top, left) in zip(images, _corners(len(images), h + gap, w + gap), strict=True):
         sheet[top : top + image.shape[0], left : left + image.shape[1]] = image
     return sheet
+
+
+def _frame(image: Pixels, number: int) -> Pixels:
+    still: Pixels = image[min(number, len(image) - 1)] if image.ndim == 4 else image
+    return still
 
 
 def places(sheet: tuple[int, int], count: int, gap: int = _GAP) -> tuple[tuple[int, int, int, int], ...]:

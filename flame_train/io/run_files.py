@@ -104,7 +104,7 @@ _LORA: Final = r"(lora|{})(\.\w+)?\.safetensors"
 SIGNS: Final = ".ranks"
 """The folder of signs of life, by which several processes watch each other."""
 _FOLDERS: Final = ("checkpoints", "samples", "tensorboard", "wandb", SIGNS)
-_SAMPLE: Final = re.compile(r"step-\d{6,}(-base)?\.png")
+_SAMPLE: Final = re.compile(r"step-\d{6,}(-base)?\.(png|webp)")
 _SIGN: Final = re.compile(r"\d{1,9}\.json")
 
 

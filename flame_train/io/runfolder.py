@@ -175,11 +175,16 @@ class RunFolder:
 
     def sample(self, step: int, of_base: bool = False) -> Path:
         """Returns the sample grid of a step; `of_base`: the one that the base itself drew beside another model."""
-        return self.samples / f"step-{step:06d}{'-base' if of_base else ''}.png"
+        still, clip = (self.samples / f"step-{step:06d}{'-base' * of_base}.{ending}" for ending in ("png", "webp"))
+        return clip if clip.name in self._grids or os.path.exists(clip) else still
 
     def write_sample(self, step: int, grid: bytes, of_base: bool = False) -> None:
-        """Write the sample grid of a step, a PNG. One that the disk has no room for waits, as lines of the log do."""
-        self._grids[self.sample(step, of_base).name] = grid
+        """Write the sample grid of a step, a PNG, or a WebP of clips.
+
+        One that the disk has no room for waits, as lines of the log do.
+        """
+        ending = "webp" if grid.startswith(b"RIFF") else "png"
+        self._grids[self.sample(step, of_base).with_suffix(f".{ending}").name] = grid
         self._write_grids()
 
     def has_sample(self, step: int) -> bool:

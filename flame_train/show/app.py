@@ -25,6 +25,7 @@ from . import comparison, sections
 from .charts import AXES, Drawing, charts_of, charts_of_runs
 from .frame import header, mark, page_file
 from .gallery import GridImage, samples
+from .grids import media_type
 from .library import Library
 from .run_reader import RunView
 from .svg import Element, element, html
@@ -142,7 +143,7 @@ class Pages:
             raw = self._library.sample(view, file, prompt, full)
         except OSError:
             raise NotFound from None
-        return _kept(raw, "image/png" if full else "image/jpeg")
+        return _kept(raw, media_type(raw))
 
     def control(self, request: Request) -> Response:
         """Returns the control images of a prompt."""

@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageSequence
 
+from flame_train.data.clip_files import webp
 from flame_train.data.grid import places
+from flame_train.data.image_formats import declared_pixels
 from flame_train.io.json_values import table, text, whole
 
-_NAME: Final = re.compile(r"step-(\d{6,})(-base)?\.png")
+_NAME: Final = re.compile(r"step-(\d{6,})(-base)?\.(?:png|webp)")
 _LARGEST: Final = 1 << 28  # pixels of a grid: 64 images of 2048 x 2048
 
 Box = tuple[int, int, int, int]
@@ -37,17 +40,14 @@ class Grid:
     """A grid of samples: its step, and left, top, right and bottom of each prompt's image, or of the whole.
 
     `written` is when, in nanoseconds. `of_base` is what the base itself drew, where another model draws the others.
+    `file` is its name in the folder of samples.
     """
 
     step: int
     boxes: tuple[Box, ...]
     written: int
     of_base: bool = False
-
-    @property
-    def file(self) -> str:
-        """Its name in the folder of samples."""
-        return f"step-{self.step:06d}{'-base' if self.of_base else ''}.png"
+    file: str = ""
 
     @property
     def label(self) -> str:
@@ -91,28 +91,48 @@ def cut_controls(size: tuple[int, int], prompts: tuple[GridPrompt, ...], written
     return Grid(-1, boxes, written) if len(boxes) == len(prompts) and any(p.has_control for p in prompts) else None
 
 
-def size_of(raw: bytes, form: str = "PNG") -> tuple[int, int] | None:
-    """Returns (height, width) of an image file by its header; None if it is none, or too large to be shown."""
+def size_of(raw: bytes, *forms: str) -> tuple[int, int] | None:
+    """Returns (height, width) of an image file by its header; None if it is none, or too large to be shown.
+
+    `forms` are the formats that it may have; none: those of samples.
+    """
+    if declared_pixels(raw, "WEBP") > _LARGEST and raw.startswith(b"RIFF"):
+        return None
     try:
-        with Image.open(io.BytesIO(raw), formats=[form]) as image:
-            width, height = image.size
+        with Image.open(io.BytesIO(raw), formats=forms or ("PNG", "WEBP")) as image:
+            (width, height), frames = image.size, getattr(image, "n_frames", 1)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
-    return (height, width) if height * width <= _LARGEST else None
+    return (height, width) if height * width * frames <= _LARGEST else None
 
 
 def cropped(raw: bytes, boxes: Sequence[Box], side: int, kind: str) -> list[bytes]:
-    """Cuts parts out of an image file, as JPEGs or PNGs, the longer side of each at most `side`. Raises OSError."""
+    """Cuts parts out of an image file, as JPEGs or PNGs, the longer side of each at most `side`. Raises OSError.
+
+    Parts of a clip are animated WebPs.
+    """
     try:
         with Image.open(io.BytesIO(raw)) as image:
-            whole = image.convert("RGB")
+            frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(image)]
+            shown = [int(frame.info.get("duration", 0)) for frame in frames]
     except (ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise OSError(f"no image: {error}") from error
-    return [_encoded(whole.crop(box), side, kind) for box in boxes]
+    if len(frames) == 1:
+        return [_encoded(_small(frames[0].crop(box), side), kind) for box in boxes]
+    return [webp([np.asarray(_small(frame.crop(box), side)) for frame in frames], shown) for box in boxes]
 
 
-def _encoded(part: Image.Image, side: int, kind: str) -> bytes:
+def media_type(raw: bytes) -> str:
+    """Returns the media type of what `cropped` made."""
+    return "image/webp" if raw.startswith(b"RIFF") else "image/png" if raw.startswith(b"\x89PNG") else "image/jpeg"
+
+
+def _small(part: Image.Image, side: int) -> Image.Image:
     part.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return part
+
+
+def _encoded(part: Image.Image, kind: str) -> bytes:
     buffer = io.BytesIO()
     if kind == "JPEG":
         part.save(buffer, kind, quality=80)

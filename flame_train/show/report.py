@@ -24,7 +24,7 @@ from .charts import Chart, Drawing, charts_of, line
 from .curves import Curve
 from .frame import document, header, page_file
 from .gallery import samples
-from .grids import Grid, cropped
+from .grids import Grid, cropped, media_type
 from .run_reader import RunReader, RunView, without_folders
 from .svg import Axis, axis, element, values_axis
 from .trained_images import TrainedImage, sheet_of_some
@@ -139,7 +139,7 @@ class Report:
                 parts = cropped(read(), grid.boxes, _SIDE, "JPEG")
             except OSError:  # it was replaced meanwhile, or is damaged
                 parts = [b""] * len(grid.boxes)
-            self._drawn |= {(grid, i): _uri("image/jpeg", part) for i, part in enumerate(parts)}
+            self._drawn |= {(grid, i): _uri(media_type(part), part) for i, part in enumerate(parts)}
         return self._drawn[grid, number]
 
     def _sheet(self, images: Sequence[TrainedImage]) -> tuple[str, Sequence[TrainedImage]]:

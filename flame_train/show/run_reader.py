@@ -164,7 +164,7 @@ class RunReader:
                     if (found := step_of_grid(name)) is not None:
                         size = self._part(samples, name, size_of)
                         written = (_stamp(samples, name) or (0,))[0]
-                        grids += [] if size is None else [Grid(found[0], cut(size, prompts), written, found[1])]
+                        grids += [] if size is None else [Grid(found[0], cut(size, prompts), written, found[1], name)]
         except OSError:
             return ()
         return tuple(sorted(grids, key=lambda grid: (grid.step, not grid.of_base)))

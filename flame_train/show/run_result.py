@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from .grids import cropped
+from .grids import cropped, media_type
 from .report import LOSS
 from .run_reader import RunReader
 
@@ -53,7 +53,7 @@ def _images(folder: Path) -> Iterator[str]:
     for grid in reader.read().grids[-1:]:
         right, bottom = max(box[2] for box in grid.boxes), max(box[3] for box in grid.boxes)
         part = cropped(reader.grid(grid), [(0, 0, right, bottom)], _SIDE, "JPEG")[0]
-        yield _image("image/jpeg", part, f"samples of step {grid.step}")
+        yield _image(media_type(part), part, f"samples of step {grid.step}")
 
 
 def _image(kind: str, raw: bytes, what: str) -> str:

@@ -15,7 +15,8 @@ from flame_train.adapters.formats import from_file
 from flame_train.adapters.together import attach_sum
 from flame_train.config.load import from_options, with_option_names
 from flame_train.config.prompts import unread
-from flame_train.data.grid import grid, write_png
+from flame_train.data.clip_files import ending_of, write_sample
+from flame_train.data.grid import grid
 from flame_train.data.samples import EncoderInput
 from flame_train.data.views import ViewedImage
 from flame_train.diffusion.samplers import SAMPLERS
@@ -71,6 +72,8 @@ def sample(
     seed: int,
     width: int,
     height: int,
+    frames: int = 1,
+    fps: int = 0,
     device: str,
     force: bool = False,
     quantize: str = "off",
@@ -92,7 +95,8 @@ def sample(
     Args:
         checkpoint: the base model's file, folder or hub id.
         prompts: the prompts, in order, as strings or as tables of `[[sample.prompts]]`.
-        output: the PNG of one prompt, or of all; the single ones of several are NAME-1.png and so on beside it.
+        output: the PNG of one prompt, or of all, of clips a WebP or MP4; the single ones of several are NAME-1.png and
+            so on beside it.
         loras: the LoRAs' files, in any naming, for the text encoders too, each with the factor of its update.
         negative: the negative prompt.
         steps, guidance_scale: of the sampler; 0: the model's own.
@@ -100,6 +104,8 @@ def sample(
         prediction: as `model.prediction` in a config; None: its default.
         precision: dtype of the networks.
         width, height: size of an image, in pixels; 0: that of the first control image, or the model's usual one.
+        frames: of a sample; more than one make a clip.
+        fps: frames a second of a clip; 0: the model's own.
         quantize, arithmetic: as `model.quantize` and `model.arithmetic` in a config.
         vae: another autoencoder's file; "": the checkpoint's own.
         models: folders of models, as `model.search` in a config.
@@ -118,7 +124,6 @@ def sample(
         NonFiniteError: the result holds NaN or infinity.
         OutputError: a PNG exists and `force` is false.
     """
-    refuse_place(output, ".png", force)
     for path, strength in loras:
         if not math.isfinite(strength):
             raise ConfigError(f"strength must be a finite number, got {strength} for {path}")
@@ -146,6 +151,8 @@ def sample(
             "seed": seed,
             "width": width,
             "height": height,
+            "frames": frames,
+            "fps": fps,
             "control": tuple(control),
         },
     )
@@ -158,8 +165,9 @@ def sample(
     if not section.prompts:
         raise ConfigError("sample: expected at least one --prompt or --prompt-file, got none")
     singles = _single_files(output, len(section.prompts))
-    for single in singles:
-        refuse_place(single, ".png", force)
+    ending = ending_of(output, any((prompt.frames or section.frames) > 1 for prompt in section.prompts))
+    for file in (output, *singles):
+        refuse_place(file, ending, force)
     with with_option_names(), searching(config.model.search) as search:
         base = resolve_checkpoint(checkpoint)
         family = family_of(base)
@@ -191,8 +199,8 @@ def sample(
                 images.append(generate_image(request, how, captions, denoiser, decoder, stop, controls))
     texts = [parameters_of(request, checkpoint, loras) for request in read_images]
     for single, image, parameters in zip(singles, images, texts, strict=False):
-        write_png(single, image, parameters)
-    write_png(output, grid(images), texts[0] if len(images) == 1 else "")
+        write_sample(single, image, section.fps, parameters)
+    write_sample(output, grid(images), section.fps, texts[0] if len(images) == 1 else "")
     return {
         "image": str(output),
         "images": [str(single) for single in singles] or [str(output)],
@@ -220,6 +228,7 @@ def _settings(request: Request) -> dict[str, Any]:
         "guidance_scale": request.guidance_scale,
         "sampler": request.sampler,
         "seed": request.seed,
+        **({"frames": request.frames, "fps": request.fps} if request.frames > 1 else {}),
         "strength": request.strength,
         **({"spacing": request.spacing} if request.spacing else {}),
         **({"negative": request.negative} if request.negative else {}),

@@ -105,7 +105,7 @@ def report(
         "last_step_loss": last.get("loss"),
         "loss_weighting": WEIGHTINGS.chosen(config.loss).name,
         "log": str(folder.folder / "log.jsonl"),
-        "samples": str(folder.samples) if any(folder.samples.glob("*.png")) else None,
+        "samples": str(folder.samples) if any(folder.samples.glob("step-*")) else None,
         "checkpoints": str(folder.checkpoints),
         **_best(folder),
         "next": _next(config, family, lora, device),

@@ -16,7 +16,7 @@ from flame_train.io.hub_upload import CARD, hub_name, upload
 from flame_train.io.run_files import UNNAMED
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.networks.files.identify import identify
-from flame_train.show.grids import cropped
+from flame_train.show.grids import cropped, media_type
 from flame_train.show.run_reader import RunReader, RunView
 
 from .model_card import model_card, said
@@ -143,4 +143,4 @@ def _samples(view: RunView, step: int) -> dict[str, bytes]:
     except OSError as error:
         _LOG.warning("the samples of step %d are not published: %s", grids[-1].step, error)
         return {}
-    return {f"samples/{number}.png": part for number, part in enumerate(parts, 1)}
+    return {f"samples/{number}.{media_type(part).partition('/')[2]}": part for number, part in enumerate(parts, 1)}

@@ -15,7 +15,8 @@ import numpy as np
 
 from flame_train.adapters.attach import Attached, at_strength, shared
 from flame_train.config.schema import Config
-from flame_train.data.grid import Pixels, grid, png
+from flame_train.data.clip_files import sample_bytes
+from flame_train.data.grid import Pixels, grid
 from flame_train.data.views import ViewedImage
 from flame_train.distributed.group import ProcessGroup
 from flame_train.distributed.local_memory import keeping_once
@@ -47,12 +48,13 @@ def grid_writer(
         session: its processes share the images, and all of them call the function.
     """
     sampled, of_base = grid_samplers(plan, encoded.caption, encoded.shown, denoiser, attached, session)
+    fps = plan.config.sample.fps
 
     def write(step: int) -> None:
         for sampler in (of_base if step == 0 else None, sampled):
             pixels = None if sampler is None else sampler()
             if pixels is not None and session.group.leads:
-                folder.write_sample(step, png(pixels), of_base=sampler is of_base)
+                folder.write_sample(step, sample_bytes(pixels, fps), of_base=sampler is of_base)
 
     return write
 
