@@ -12,13 +12,15 @@ from types import ModuleType
 import numpy as np
 from PIL import Image
 
+from flame_train.data.clips import EXACT
 from flame_train.data.grid import Pixels, png
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.errors import EnvironmentFault
 
 CLIP_FILES = (".webp", ".mp4")
 _QUALITY = 90  # of WebP: a grid of clips stays a few MB
-_CRF = 17  # of H.264: differences are not seen
+# differences are not seen; with a lookahead the same frames have given two files, which differed in one frame
+_H264 = {"crf": "17", "flags": "+bitexact", "x264-params": "rc-lookahead=0:mbtree=0:sync-lookahead=0"}
 _USER_COMMENT, _EXIF = 0x9286, 0x8769
 
 
@@ -82,14 +84,14 @@ def mp4(frames: Pixels, fps: int, parameters: str = "") -> bytes:
     height, width = (side + side % 2 for side in frames.shape[1:3])
     padded = np.pad(frames, ((0, 0), (0, height - frames.shape[1]), (0, width - frames.shape[2]), (0, 0)), mode="edge")
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format="mp4", options={"fflags": "+bitexact", "movflags": "+faststart"}) as out:
+    with av.open(buffer, "w", format="mp4", options={"fflags": "+bitexact"}) as out:
         if parameters:
             out.metadata["comment"] = parameters
-        track = out.add_stream("libx264", rate=Fraction(fps), options={"crf": str(_CRF), "flags": "+bitexact"})
+        track = out.add_stream("libx264", rate=Fraction(fps), options=_H264)
         track.width, track.height, track.pix_fmt = width, height, "yuv420p"
         track.codec_context.thread_count = 1
         for frame in padded:
-            out.mux(track.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+            out.mux(track.encode(av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format="yuv420p", **EXACT)))
         out.mux(track.encode())
     return buffer.getvalue()
 

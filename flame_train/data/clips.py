@@ -40,6 +40,8 @@ _DEMUXERS = {image_formats.VIDEO: "mov", image_formats.WEBM: "matroska"}
 _CODECS = frozenset("h264 hevc vp8 vp9 libvpx libvpx-vp9 av1 libdav1d mpeg4 mjpeg prores".split())
 _HDR = (16, 18)  # FFmpeg's numbers of the transfer functions PQ and HLG
 _UNSPECIFIED, _BT709, _BT601 = 2, 1, 5  # FFmpeg's numbers of colour spaces
+EXACT = {"interpolation": 4 | 1 << 18 | 1 << 19, "threads": 1}
+"""How FFmpeg converts colours: bicubic, rounded alike wherever the pixels lie in memory."""
 _HIGH_DEFINITION = 720  # lines, from which on a video that does not say so is of BT.709
 
 
@@ -252,7 +254,7 @@ def _video_frame(frame: Any, track: Any, name: str) -> Frame:
     space = usual if int(frame.colorspace) == _UNSPECIFIED else int(frame.colorspace)
 
     def pixels() -> Pixels:
-        raw = frame.to_ndarray(format="rgb24", src_colorspace=space, threads=1)
+        raw = frame.to_ndarray(format="rgb24", src_colorspace=space, **EXACT)
         return np.ascontiguousarray(np.rot90(raw, turns))
 
     size = (frame.height, frame.width) if turns % 2 == 0 else (frame.width, frame.height)

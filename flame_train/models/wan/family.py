@@ -73,7 +73,6 @@ class WanFamily(FlowFamily):
     files = WAN_FILES
     lora_names = staticmethod(names.lora_family)
     encoders = MappingProxyType({"t5": "text_encoder"})
-    own_keys = FRAME_KEYS
     unsupported = (*FlowFamily.unsupported, "text_encoders.t5_padding")  # rows behind a caption are zeros, as published
     own_keys = FRAME_KEYS
     published = MappingProxyType(

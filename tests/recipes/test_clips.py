@@ -1,0 +1,149 @@
+"""Clips beside stills, from a config to a LoRA and to sampled clips, on a small Wan with random weights."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flame_train import cli
+from flame_train.data.clip_files import sample_bytes, times, webp
+from flame_train.data.grid import grid
+from flame_train.show.grids import cropped
+from flame_train.show.run_reader import RunReader
+from tests.recipes.bases import lose_end, options, small_base, trainer
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_base(tmp_path_factory, "wan")
+
+
+def moving(frames: int, begin: int, side: int = 64) -> np.ndarray[Any, Any]:
+    """A bright square that moves two pixels a frame to the right."""
+    made = np.full((frames, side, side, 3), 30, np.uint8)
+    for number in range(frames):
+        made[number, 20:36, begin + 2 * number : begin + 2 * number + 16] = (220, 60, 40)
+    return made
+
+
+@pytest.fixture
+def clips(tmp_path: Path) -> Path:
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.webp").write_bytes(webp(moving(9, 4 * number), times(9, 24)))
+        (folder / f"{number}.txt").write_text("a red square")
+    Image.fromarray(moving(1, 4)[0]).save(folder / "still.png")
+    (folder / "still.txt").write_text("a red square")
+    mask = np.zeros((64, 64), np.uint8)
+    mask[:32] = 255
+    Image.fromarray(mask).save(folder / "0.mask.png")
+    return folder
+
+
+@pytest.fixture
+def train(base: Path, clips: Path, tmp_path: Path) -> Callable[..., int]:
+    run = trainer(base, clips, tmp_path, "t5_tokens = 77")
+    return lambda *settings: run(*options("data.frames=[5, 9]", f"data.cache={tmp_path / 'cache'}", *settings))
+
+
+def frames_of(raw: bytes) -> list[np.ndarray[Any, Any]]:
+    with Image.open(io.BytesIO(raw)) as image:
+        found = []
+        for number in range(getattr(image, "n_frames", 1)):
+            image.seek(number)
+            found.append(np.asarray(image.convert("RGB")))
+        return found
+
+
+def test_a_run_of_clips_and_stills_continues_to_the_same_bytes(train: Callable[..., int], tmp_path: Path) -> None:
+    more = "sample.frames=5", "data.masks=files", "data.flip=true", "loss.offset_noise=0.1", "loss.pyramid_noise=2"
+    assert train(*more) == 0
+    run = tmp_path / "run"
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == [1, 2, 3, 4]
+    assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
+    rows = {row["file"]: row.get("span") for row in json.loads((run / "dataset.json").read_text())}
+    assert rows == {f"{i}.webp": {"first": 0, "count": 9, "fps": 24} for i in range(3)} | {"still.png": None}
+    last = run / "checkpoints" / "step-000004"
+    whole, drawn = (last / "lora.safetensors").read_bytes(), (run / "samples" / "step-000004.webp").read_bytes()
+    assert [frame.shape for frame in frames_of(drawn)] == [(64, 64, 3)] * 5
+    lose_end(run)
+    (run / "samples" / "step-000004.webp").unlink()
+    assert train(*more) == 0
+    assert (last / "lora.safetensors").read_bytes() == whole
+    assert (run / "samples" / "step-000004.webp").read_bytes() == drawn
+    (first, *_, newest) = RunReader(run).read().grids
+    assert (newest.file, newest.step, first.step) == ("step-000004.webp", 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("data.frames=16", "data.frames: expected 1 and a multiple of 4, such as 13 or 17, got 16"),
+        ("sample.frames=3", "sample.frames: expected 1 and a multiple of 4, such as 1 or 5, got 3"),
+        ("data.frames=13", "a clip of 9 frames at 24 a second, expected 13"),
+        ("data.fps=12", "a clip of 5 frames at 12 a second, expected 9"),
+    ],
+)
+def test_wrong_frames_are_told(train: Callable[..., int], capsys: Capture, setting: str, told: str) -> None:
+    more = ("data.frames=9",) if setting == "data.fps=12" else ()
+    assert train(*more, setting) != 0
+    assert told in capsys.readouterr().err
+
+
+def test_a_damaged_clip_is_told_before_the_first_step(
+    train: Callable[..., int], clips: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    raw = (clips / "1.webp").read_bytes()
+    (clips / "1.webp").write_bytes(raw[: len(raw) // 2])
+    assert train() != 0
+    assert "1.webp: the WEBP is damaged" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize("ending", ["webp", "mp4"])
+def test_a_sampled_clip_has_the_same_bytes_each_time(base: Path, tmp_path: Path, ending: str) -> None:
+    if ending == "mp4":
+        pytest.importorskip("av")
+    words = "sample", "-m", str(base), "-p", "a red square", "--steps", "2", "--width", "64", "--height", "64"
+    more = "--frames", "5", "--fps", "8", "--precision", "fp32", "--device", "cpu"
+    files = [tmp_path / f"{name}.{ending}" for name in "ab"]
+    assert [cli.run([*words, *more, "-o", str(file)]) for file in files] == [0, 0]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    if ending == "webp":
+        found = frames_of(files[0].read_bytes())
+        assert len(found) == 5
+        assert any((frame != found[0]).any() for frame in found)
+
+
+def test_a_clip_is_not_written_as_png(base: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = "sample", "-m", str(base), "-p", "x --f 5", "--device", "cpu", "--precision", "fp32"
+    assert cli.run([*words, "-o", str(tmp_path / "a.png")]) != 0
+    assert "expected a name ending in .webp, got .png" in capsys.readouterr().err
+
+
+def test_a_grid_of_clips_plays_them_together_and_cuts_them_apart() -> None:
+    """A shorter clip and a still keep their last frame."""
+    red, blue = moving(6, 0), moving(3, 20)[..., ::-1]
+    still = moving(1, 9)[0]
+    sheet = grid([red, blue, still])
+    assert sheet.shape == (6, 132, 132, 3)
+    np.testing.assert_array_equal(sheet[5, :64, 68:], blue[2])
+    np.testing.assert_array_equal(sheet[5, 68:, :64], still)
+    (part,) = cropped(sample_bytes(sheet, 10), [(0, 0, 64, 64)], 32, "JPEG")
+    found = frames_of(part)
+    assert len(found) == 6
+    assert found[0].shape == (32, 32, 3)
+    places = [frame[14].astype(int).max(-1).argmax() for frame in found]
+    assert places == sorted(places)
+    assert places[-1] > places[0] + 3
