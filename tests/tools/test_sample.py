@@ -25,7 +25,7 @@ from flame_train.tools.sample import sample
 
 PLAIN = {
     "negative": "",
-    "steps": 3,
+    "steps": 2,
     "guidance_scale": 2.0,
     "sampler": "euler",
     "prediction": "epsilon",
