@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -68,9 +67,9 @@ def bench_step(
 ) -> None:
     """The time, the peak memory and the share of this machine's own best of a training step with random weights."""
     if gpus > 1:
-        from flame_train.distributed.launch import start
+        from flame_train.distributed.launch import start_command
 
-        raise typer.Exit(start(gpus, sys.argv[1:]))
+        raise typer.Exit(start_command(gpus))
     from flame_train.distributed.join import join
     from flame_train.distributed.watch import ending_together
     from flame_train.tools.bench import BenchCase, step

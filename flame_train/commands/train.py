@@ -84,9 +84,9 @@ def _training(family: str | None) -> Callable[..., None]:
         }
         changed = with_shorthands(overrides, keys)
         if gpus > 1 and not dry_run:
-            from flame_train.distributed.launch import start, without_gpus
+            from flame_train.distributed.launch import start_command
 
-            raise typer.Exit(start(gpus, ["-m", "flame_train", *without_gpus(sys.argv[1:])]))
+            raise typer.Exit(start_command(gpus))
         from flame_train.run.commands.stages import train
 
         result = train(

@@ -43,6 +43,11 @@ def start_again(processes: int) -> None:
     sys.exit(start(processes, sys.orig_argv[1:]))
 
 
+def start_command(processes: int) -> int:
+    """Runs the command line of this process in so many, without `--gpus`; as `start`."""
+    return start(processes, ["-m", "flame_train", *without_gpus(sys.argv[1:])])
+
+
 def start(processes: int, arguments: Sequence[str]) -> int:
     """Runs `mpirun`: its exit status, or 128 + the number of the signal that stopped the run.
 

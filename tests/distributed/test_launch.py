@@ -10,6 +10,8 @@ import sys
 import psutil
 import pytest
 
+from flame_train.cli import main
+from flame_train.distributed import launch
 from flame_train.distributed.launch import command_of, start_again, without_gpus
 from flame_train.errors import ConfigError
 
@@ -31,6 +33,19 @@ def test_open_mpi_is_told_not_to_bind_and_that_root_may():
     assert {"--bind-to", "--oversubscribe", "--allow-run-as-root"} <= set(mine)
     assert mine[-6:] == [sys.executable, *LEFT]
     assert command_of("mpirun", 2, LEFT, open_mpi=False, as_root=True) == ["mpirun", "-n", "2", sys.executable, *LEFT]
+
+
+@pytest.mark.parametrize("command", [["train", "--config", "my.toml"], ["bench", "step", "--model", "sdxl"]])
+def test_a_command_is_started_anew_without_the_option(monkeypatch, command):
+    started = []
+    monkeypatch.setattr(launch.shutil, "which", lambda *_, **__: "mpirun")
+    monkeypatch.setattr(launch, "_is_open_mpi", lambda _: False)
+    monkeypatch.setattr(launch, "watched", lambda line: started.append(line) or 7)
+    monkeypatch.setattr(sys, "argv", ["flame-train", *command, "--gpus", "3", "--device", "cpu"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 7
+    assert started == [["mpirun", "-n", "3", sys.executable, "-m", "flame_train", *command, "--device", "cpu"]]
 
 
 def test_where_no_script_runs_none_is_started(monkeypatch):
