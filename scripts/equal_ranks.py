@@ -4,9 +4,10 @@
     python scripts/equal_ranks.py QUICKSTART FOLDER [--ranks 2] [--steps 50] [--device cuda]
 
 The processes are started by `--gpus`, twice, by torchrun where it is installed, and on GPUs also all on one by MPI. In
-fp32 the LoRA must agree within 1e-5 of each tensor's largest value, in bf16 the loss of each step within 1e-3. Each
-line is what was compared, with the largest difference. On GPUs the last says the memory of the process with the most,
-and what `--dry-run` predicts, without NCCL's own. Exits with 1 where something does not hold.
+one run more the last process is killed after a checkpoint, and half as many go on. In fp32 the LoRA must agree within
+1e-5 of each tensor's largest value, in bf16 the loss of each step within 1e-3. Each line is what was compared, with the
+largest difference. On GPUs the last says the memory of the process with the most, and what `--dry-run` predicts,
+without NCCL's own. Exits with 1 where something does not hold.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+from kill_and_continue import ranks_of
 
 from flame_train.io.safetensors import SafetensorsFile
 
@@ -71,6 +76,23 @@ class Runs:
         return max(float(np.abs(a[name] - b[name]).max() / max(np.abs(a[name]).max(), 1e-30)) for name in a | b)
 
 
+def killed_and_moved(runs: Runs, ranks: int) -> None:
+    """Trains with all processes, kills the last after a checkpoint, and continues with half as many."""
+    every, few = ("--set", f"checkpoint.every={max(1, runs.steps // 3)}"), max(ranks // 2, 1)
+    command = [sys.executable, *runs.command("moved", "fp32", 1, *every, "--gpus", str(ranks))]
+    launched = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while launched.poll() is None and not any((runs.folder / "moved").glob("checkpoints/step-*")):
+        time.sleep(0.005)
+    started = psutil.Process(launched.pid).children(recursive=True)
+    if not (last := ranks_of(started).get(ranks - 1)):
+        sys.exit("moved: the run ended before its last process could be killed; give it more --steps")
+    os.kill(last, signal.SIGKILL)
+    launched.wait()
+    psutil.wait_procs(started)
+    print(f"rank {ranks - 1} killed after step {runs.log('moved')[-1]['step']} of {runs.steps}", flush=True)
+    runs.run([sys.executable], runs.command("moved", "fp32", 1, *every, *(("--gpus", str(few)) if few > 1 else ())))
+
+
 def compare(runs: Runs, ranks: int) -> bool:
     """Trains, compares and prints. Returns whether all holds."""
     python, several = [sys.executable], ["--gpus", str(ranks)]
@@ -85,6 +107,8 @@ def compare(runs: Runs, ranks: int) -> bool:
     for name, (launcher, more, environ) in ways.items():
         runs.run(launcher, runs.command(name, "fp32", 1, *more), **environ)
         held &= said(f"{name} against one process, fp32", runs.farthest("one", name), TENSORS)
+    killed_and_moved(runs, ranks)
+    held &= said(f"killed, and continued on {ranks // 2}, fp32", runs.farthest("one", "moved"), TENSORS)
     a, b = runs.lora("mpirun"), runs.lora("mpirun-again")
     held &= said("mpirun twice, tensors with other bytes", sum(a[n].tobytes() != b[n].tobytes() for n in a), 0)
     for name, accumulation, more in (("one-bf16", ranks, []), ("mpirun-bf16", 1, several)):

@@ -1,12 +1,13 @@
 """The first start on a machine: from the command to the first step, with nothing compiled, and where the time goes.
 
-    python scripts/first_start.py FOLDER [--model sdxl] [--images 12]
+    python scripts/first_start.py FOLDER [--model sdxl] [--images 12] [--ranks 2] [--device cuda]
 
 Writes a checkpoint of random weights (`random_checkpoint.py`) and drawn images into FOLDER, then trains two steps three
 times in processes of their own: with empty caches of kernels and nothing encoded, with kernels and nothing encoded, and
 with everything there. Of each: seconds from the command to the first step's line in the log, and seconds spent
 in NVRTC, in cuDNN's plans and in cuBLASLt's choices, which may overlap, with the second at which each was begun first
-and the one at which it was done last. What waits for what is seen there. `--images` says how many are encoded.
+and the one at which it was done last. What waits for what is seen there. `--images` says how many are encoded. With
+`--ranks` the last two are done once more by so many processes, whose parts are not timed.
 """
 
 from __future__ import annotations
@@ -67,12 +68,14 @@ main()
 """
 
 
-def start(folder: Path, file: Path, model: str, name: str) -> None:
-    """Trains two steps in a process of its own, and prints when the first was done."""
+def start(folder: Path, file: Path, args: argparse.Namespace, name: str, ranks: int = 1) -> float:
+    """Trains two steps in processes of their own. Prints and returns the seconds until the first was done."""
     out = folder / "run"
     shutil.rmtree(out, ignore_errors=True)
     caches = {"XDG_CACHE_HOME": str(folder / "cache"), "CUPY_CACHE_DIR": str(folder / "cache" / "cupy")}
-    command = [sys.executable, "-c", _WATCHED, COMMANDS[model], "--config", str(file)]
+    how = ["-c", _WATCHED] if ranks == 1 else ["-m", "flame_train"]
+    command = [sys.executable, *how, COMMANDS[args.model], "--config", str(file), "--device", args.device]
+    command += ["--gpus", str(ranks)] if ranks > 1 else []
     said, log, first = folder / "said.txt", out / "log.jsonl", 0.0
     begin = time.monotonic()
     with (
@@ -88,11 +91,13 @@ def start(folder: Path, file: Path, model: str, name: str) -> None:
     if process.returncode:
         print("\n".join(lines[-20:]))
         sys.exit(process.returncode)
-    for what, spent in json.loads(next(line for line in reversed(lines) if line.startswith('{"whole"'))).items():
+    told = next((line for line in reversed(lines) if line.startswith('{"whole"')), "{}")
+    for what, spent in json.loads(told).items():
         if isinstance(spent, list):
             count, seconds, first, last = spent
             print(f"    {seconds:8.2f} s {count:6d} times, from {first:6.2f} to {last:6.2f}  {what}")
     sys.stdout.flush()
+    return first
 
 
 def main() -> None:
@@ -100,20 +105,29 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="sdxl", choices=[*COMMANDS])
     parser.add_argument("--images", type=int, default=12)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = parser.parse_args()
     folder = args.folder.resolve()
     if not (folder / "base.safetensors").exists():
         maker = Path(__file__).with_name("random_checkpoint.py")
-        subprocess.run([sys.executable, str(maker), str(folder), "--model", args.model], check=True)
+        made = [sys.executable, str(maker), str(folder), "--model", args.model, "--device", args.device]
+        subprocess.run(made, check=True)
     draw(folder / "images", args.images)
     file = folder / "first.toml"
     text = config(folder / "base.safetensors", folder / "images", folder / "run", 2)
     file.write_text(text.replace("every = 1", "every = 0"))
     shutil.rmtree(folder / "cache", ignore_errors=True)
+    encoded = folder / "images" / ".flame-cache"
     for name in ("no kernels, nothing encoded", "kernels, nothing encoded"):
-        shutil.rmtree(folder / "images" / ".flame-cache", ignore_errors=True)
-        start(folder, file, args.model, name)
-    start(folder, file, args.model, "everything there")
+        shutil.rmtree(encoded, ignore_errors=True)
+        alone = start(folder, file, args, name)
+    there = start(folder, file, args, "everything there")
+    if args.ranks > 1:
+        together = start(folder, file, args, f"everything there, {args.ranks} processes", args.ranks)
+        shutil.rmtree(encoded, ignore_errors=True)
+        cold = start(folder, file, args, f"nothing encoded, {args.ranks} processes", args.ranks)
+        print(f"later than with one process: {together - there:.1f} s, and {cold - alone:.1f} s where all encode")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class _Run:
         """SIGKILL to the process, or to one of those that mpirun started. Returns the seconds until all have ended."""
         started = psutil.Process(launched.pid).children(recursive=True)
         begun = time.monotonic()
-        os.kill(_ranks(started).get(rank, launched.pid), signal.SIGKILL)
+        os.kill(ranks_of(started).get(rank, launched.pid), signal.SIGKILL)
         launched.wait()
         psutil.wait_procs(started)
         return time.monotonic() - begun
@@ -111,7 +111,7 @@ class _Run:
         return int(json.loads(lines[-1]).get("step", 0)) if lines else 0
 
 
-def _ranks(started: list[psutil.Process]) -> dict[int, int]:
+def ranks_of(started: list[psutil.Process]) -> dict[int, int]:
     """The process of each rank, by what mpirun set in its environment."""
     found: dict[int, int] = {}
     for process in started:

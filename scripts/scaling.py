@@ -1,6 +1,7 @@
 """Milliseconds a step and images a second of several GPUs, beside one of them, for steps of published size.
 
     mpirun -n 2 python scripts/scaling.py [--steps sdxl:1 sdxl:4 flux-dev:1] [--torch] [--set gradient.all_reduce=bf16]
+    mpirun -n 2 python scripts/scaling.py --checkpointing full --set model.offload=1.0
     torchrun --nproc-per-node 2 scripts/scaling.py
     python scripts/scaling.py
     python scripts/scaling.py --simulate
@@ -31,9 +32,11 @@ from flame_train.tools.bench.process_times import measure
 
 SHOWN = (
     *("model", "batch", "settings", "processes", "one_ms", "ms", "sum_ms", "images_per_s", "share"),
-    *("peak_gib", "predicted_gib", "torch", "ratio"),
+    *("peak_gib", "predicted_gib", "host_gib", "torch", "ratio"),
 )
 """Of what was measured, what a row has."""
+
+STEPS = ("sdxl:1", "sdxl:4", "flux-dev:1", "zimage:1", "krea2:1")
 
 VALUES = 23.2e6
 """Trained values of a LoRA of rank 16 on SDXL, each 4 bytes."""
@@ -86,10 +89,13 @@ def simulated() -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", nargs="+", default=["sdxl:1", "sdxl:4", "flux-dev:1"], metavar="MODEL:BATCH")
+    parser.add_argument(
+        "--steps", nargs="+", default=["sdxl:1", "sdxl:4", "flux-dev:1", "zimage:1", "krea2:1"], metavar="MODEL:BATCH"
+    )
     parser.add_argument("--torch", action="store_true")
     parser.add_argument("--resolution", type=int, default=1024)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--checkpointing", default="off")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--collectives", default="auto")
     parser.add_argument("--simulate", action="store_true")
@@ -104,7 +110,14 @@ def main() -> None:
         group = ProcessGroup(0, 1, backend.nccl(0, 1, backend.nccl_identifier()))
     for step in asked.steps:
         name, _, batch = step.partition(":")
-        case = BenchCase(name, asked.resolution, batch=int(batch or 1), device=device, settings=asked.set)
+        case = BenchCase(
+            name,
+            asked.resolution,
+            batch=int(batch or 1),
+            checkpointing=asked.checkpointing,
+            device=device,
+            settings=asked.set,
+        )
         row = measure(case, group, "torch-compiled" if asked.torch else None)
         get_backend(device).empty_cache()
         if group.leads:
