@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Everything that a machine with several NVIDIA GPUs can check beyond scripts/test_gpu.sh: nine minutes on two H100s.
+# Everything that a machine with several NVIDIA GPUs can check beyond scripts/test_gpu.sh.
 #
 #   scripts/test_gpus.sh [FOLDER]
 #
 # PYTHON names an interpreter that has flame-train with a GPU extra, `multi`, `dev` and `parity`. RANKS says how many
-# GPUs, by default 2. STEPS names the steps that are timed. Each part has a time limit, and its results lie in FOLDER.
+# GPUs, by default 2. STEPS names the steps that are timed, ONLY the parts that run, where a machine is lent for minutes.
+# TORCH= leaves PyTorch's steps out. Each part has a time limit, and its results lie in FOLDER.
 # All parts run, whatever one of them says; the end lists them. The table goes to FOLDER/scaling.txt.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -20,6 +21,7 @@ failed="$folder/failed-$$"
 part() {
   local name="$1" limit="$2" started=$SECONDS
   shift 2
+  case " ${ONLY:-$name} " in *" $name "*) ;; *) return ;; esac
   if timeout "$limit" "$@" >"$folder/$name.txt" 2>&1; then
     echo "passed  $name, $((SECONDS - started)) s"
   else
@@ -43,7 +45,9 @@ part killed 150 "$PYTHON" scripts/kill_and_continue.py "$quickstart" "$folder/ki
 wait
 # These are timed.
 # shellcheck disable=SC2086  # several words
-part scaling 330 bash -c 'launch scripts/scaling.py --torch --steps ${STEPS:-sdxl:1 sdxl:4 flux-dev:1}'
+part scaling 540 bash -c 'launch scripts/scaling.py ${TORCH---torch} --steps ${STEPS:-sdxl:1 sdxl:4 flux-dev:1 zimage:1 krea2:1}'
+part streamed 120 bash -c 'launch scripts/scaling.py --checkpointing full --set model.offload=1.0 --steps flux-dev:1'
+part first 300 "$PYTHON" scripts/first_start.py "$folder/first-$$" --ranks "$ranks"
 part one-rank 60 "$PYTHON" scripts/scaling.py --steps sdxl:1 sdxl:4
 part bf16 60 bash -c 'launch scripts/scaling.py --set gradient.all_reduce=bf16 --steps sdxl:1'
 

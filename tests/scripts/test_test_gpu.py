@@ -23,7 +23,7 @@ PARTS = (
 
 
 SEVERAL = SCRIPT.with_name("test_gpus.sh")
-PARTS_OF_SEVERAL = {"quickstart", "tests", "equal", "killed", "scaling", "one-rank", "bf16"}
+PARTS_OF_SEVERAL = {*"quickstart tests equal killed scaling streamed first one-rank bf16".split()}
 
 
 def run(
