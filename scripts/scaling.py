@@ -11,8 +11,9 @@ by turns. `share` is images a second of N GPUs in terms of N times one. `--torch
 DistributedDataParallel around the same step with compiled blocks. A single process has a communicator of one, and
 `share` says what that costs. Rank 0 prints a JSON line a row.
 
-`--simulate` needs no GPU. It reckons the share of N GPUs from the steps of `docs/step_times.json` and published
-bandwidths of NCCL. The sum is counted whole, as it runs after the backward pass, and nothing else is.
+`--simulate` needs no GPU. It reckons the share of machines of eight GPUs from the steps of `docs/step_times.json`, what
+was measured on one machine, and published bandwidths of NCCL. Sums within a machine and between machines are counted
+one after the other, and both after the backward pass.
 """
 
 from __future__ import annotations
@@ -38,17 +39,22 @@ SHOWN = (
 
 STEPS = ("sdxl:1", "sdxl:4", "flux-dev:1", "zimage:1", "krea2:1")
 
-VALUES = 23.2e6
-"""Trained values of a LoRA of rank 16 on SDXL, each 4 bytes."""
-MACHINE = 8
-"""GPUs on one machine."""
-NVLINK = 370.0
-"""GB/s of NCCL's ring over NVLink of an H100, as its authors say: github.com/NVIDIA/nccl-tests/issues/212.
+TRAINED = {
+    ("SDXL", 1): (23_224_320, 1.3),
+    ("SDXL", 4): (23_224_320, 1.9),
+    ("Flux dev", 1): (56_033_280, 2.5),
+    ("Z-Image", 1): (31_334_400, 2.5),
+    ("Krea 2", 1): (53_673_984, 2.5),
+}
+"""By model and batch: values of a LoRA of rank 16, and by how many milliseconds a step was longer on four GPUs.
 
-NVLink SHARP reaches 480 with larger sums than these.
+The latter is of four H100s of one machine (docs/performance.md): the sum, and the wait for the slowest. Z-Image and
+Krea 2 were not measured there, and have Flux's.
 """
-NIC = 46.0
-"""GB/s of one InfiniBand adapter of 400 Gbit/s, as NCCL's authors say: github.com/NVIDIA/nccl-tests/issues/290."""
+GBYTE_OF_GBIT = 46.0 / 400
+"""GB/s of NCCL for each Gbit/s of InfiniBand, as its authors say of 400: github.com/NVIDIA/nccl-tests/issues/290."""
+NVLINK = 370.0
+"""GB/s of NCCL's ring over NVLink of an H100, as its authors say: github.com/NVIDIA/nccl-tests/issues/212."""
 DOUBLING = 0.047
 """Milliseconds of a sum of a few bytes on two machines: github.com/NVIDIA/nccl/issues/1244.
 
@@ -56,35 +62,29 @@ Each doubling of the machines is counted as much again, as in a tree: an assumpt
 """
 
 
-def sum_ms(gpus: int, adapters: int) -> float:
-    """Milliseconds of one sum of the gradients over `gpus`, with so many InfiniBand adapters a machine.
+def network_ms(values: int, machines: int, gbits: int) -> float:
+    """Milliseconds that machines with so many Gbit/s each take for a sum of fp32 values, once each has its own.
 
     A sum of S bytes takes 2 (N - 1) / N S / B, where B is NCCL's bus bandwidth (nccl-tests, PERFORMANCE.md).
     """
-    machines = math.ceil(gpus / MACHINE)
-    bandwidth = NVLINK if machines == 1 else min(NVLINK, adapters * NIC)
-    return 2 * (gpus - 1) / gpus * 4 * VALUES / bandwidth / 1e6 + DOUBLING * math.log2(machines)
+    bandwidth = min(NVLINK, gbits * GBYTE_OF_GBIT)
+    return 2 * (machines - 1) / machines * 4 * values / bandwidth / 1e6 + DOUBLING * math.log2(machines)
 
 
 def simulated() -> Iterator[dict[str, Any]]:
-    """A row for each measured step of SDXL, number of GPUs and network."""
+    """A row for each measured step, number of machines and network."""
     times = json.loads((Path(__file__).parents[1] / "docs" / "step_times.json").read_text())
-    for row in times:
-        if row["model"] != "SDXL" or row["program"] != "flame-train" or row["settings"]:
-            continue
-        for gpus in (8, 64, 512):
-            for adapters in (8, 1):
-                taken = sum_ms(gpus, adapters)
-                yield {
-                    "model": row["model"],
-                    "batch": row["batch"],
-                    "gpus": gpus,
-                    "adapters": adapters if gpus > MACHINE else 0,
-                    "sum_ms": round(taken, 2),
-                    "share": round(row["ms"] / (row["ms"] + taken), 4),
-                }
-                if gpus <= MACHINE:
-                    break
+    of_one = {
+        (row["model"], row["batch"]): row["ms"]
+        for row in times
+        if row["program"] == "flame-train" and row["deterministic"] and not row["settings"]
+    }
+    for machines, gbits in ((1, 0), *((machines, gbits) for machines in (2, 16) for gbits in (200, 400, 3200))):
+        for (model, batch), (values, local) in TRAINED.items():
+            network = network_ms(values, machines, gbits) if gbits else 0.0
+            share = of_one[model, batch] / (of_one[model, batch] + local + network)
+            row = {"machines": machines, "gbits": gbits, "model": model, "batch": batch}
+            yield row | {"network_ms": round(network, 2), "share": round(share, 3)}
 
 
 def main() -> None:
