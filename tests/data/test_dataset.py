@@ -153,6 +153,7 @@ def test_default_and_empty_captions(folder: Folder) -> None:
         "1 caption is empty",
         "1 image without a caption: the default one is taken",
     )
+    assert Dataset.scan(root, default_caption="").notices == ("1 caption is empty",)
 
 
 def test_metadata_jsonl(folder: Folder) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import shutil
 import socket
 import threading
@@ -32,6 +30,7 @@ from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.family import published_name
 from flame_train.models.sdxl.names import lora_family
 from flame_train.run.commands.stages import train
+from tests.hub_store import hub_here
 
 TOKEN = "hf_" + "x" * 34
 
@@ -274,65 +273,10 @@ FILES = "hf:owner/small"
 SMALL = Path(flame_train.__file__).parent / "models" / "common" / "assets" / "small_sdxl.safetensors"
 
 
-class Store(BaseHTTPRequestHandler):
-    """A hub with the files of a folder: its list, and each file, whole or the part that is asked for."""
-
-    def do_GET(self) -> None:
-        folder, heard = self.server.folder, self.server.heard  # type: ignore[attr-defined]
-        if self.path.startswith("/api/models/owner/small"):
-            names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
-            model = {"id": "owner/small", "sha": "0" * 40, "siblings": [{"rfilename": name} for name in names]}
-            tree = [{"type": "file", "path": name, "size": 1, "oid": name} for name in names]
-            listed = json.dumps(tree if "/tree/" in self.path else model).encode()
-            return self.answer(200, listed, {"Content-Type": "application/json"})
-        path = folder / self.path.partition("/resolve/")[2].partition("/")[2].partition("?")[0]
-        if not path.is_file():
-            return self.answer(404, b"", {"X-Error-Code": "EntryNotFound"})
-        content, part = path.read_bytes(), self.headers.get("Range")
-        facts = {"ETag": f'"{path.name}"', "X-Repo-Commit": "0" * 40}
-        if path.suffix == ".safetensors":
-            facts |= {"X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
-        if part and self.server.in_parts:  # type: ignore[attr-defined]
-            begin, end = map(int, part.removeprefix("bytes=").split("-"))
-            content = content[begin : end + 1]
-            return self.answer(206, content, facts | {"Content-Range": f"bytes {begin}-{end}/*"})
-        if self.command == "GET":
-            heard.append(path.name)
-        return self.answer(200, content, facts)
-
-    def answer(self, status: int, content: bytes, facts: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in facts.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command == "GET":
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(content)
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
 @pytest.fixture
 def store(monkeypatch, tmp_path):
-    """A hub on this machine, and an empty cache."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
-        server.folder, server.heard, server.in_parts = tmp_path / "there", [], True  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(hf_api.api, "endpoint", endpoint)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        ours._fetch_part.cache_clear()
-        ours._headers.cache_clear()
+    with hub_here(monkeypatch, tmp_path) as server:
         yield server
-        server.shutdown()
 
 
 def put(folder, **files):

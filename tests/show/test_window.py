@@ -18,6 +18,7 @@ from PIL import Image
 
 from flame_train import cli
 from flame_train.config.load import load
+from flame_train.diffusion.objective_kind import OBJECTIVES, Denoising
 from flame_train.disk.roots import Roots
 from flame_train.errors import ConfigError
 from flame_train.quickstart.drawings import write_images
@@ -323,6 +324,33 @@ def test_images_have_their_bucket_crop_caption_and_companions(asker, images):
     for path, mask in zip(files, ("", "&mask=yes", ""), strict=True):
         status, raw = asker.send(f"/picture?path={path}&side=50{mask}", method="GET")
         assert (status, raw[:2]) == (200, b"\xff\xd8")
+
+
+class Pairs(Denoising):
+    name = "denoising"
+    group = ("win", "lose")
+
+
+def test_groups_share_a_caption_and_are_shown_with_it(asker, images, monkeypatch):
+    monkeypatch.setitem(OBJECTIVES._entries, "denoising", Pairs)
+    for file in list(images.iterdir()):
+        file.unlink()
+    for ending in ("win", "lose"):
+        Image.fromarray(np.zeros((96, 96, 3), np.uint8)).save(images / f"a.{ending}.png")
+    (images / "a.txt").write_text("a fox")
+    status, found = asker.ask("images", toml=asker.config(images))
+    assert (status, found["without_caption"], found["captions_without_image"]) == (200, 0, [])
+    assert [(row["file"], row["caption"], row["editable"]) for row in found["images"]] == [
+        ("a.lose.png", "a fox", False),
+        ("a.win.png", "a fox", False),
+    ]
+
+
+def test_the_list_of_runs_is_shown_also_of_one(asker, made):
+    assert asker.send("/", method="GET")[0] == 307
+    made("root/run")
+    status, page = asker.send("/", method="GET")
+    assert (status, b"/run?name=run" in page) == (200, True)
 
 
 def test_a_caption_is_saved_unless_it_was_changed_meanwhile_or_stands_elsewhere(asker, images):
