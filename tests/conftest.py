@@ -103,6 +103,12 @@ def drawn(drawings: Path, tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
+@pytest.fixture(scope="session")
+def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache for runs on the same drawings: what one has encoded, others of the same model find."""
+    return tmp_path_factory.mktemp("encoded")
+
+
 @pytest.fixture
 def small_config(small_base: Path, drawn: Path, tmp_path: Path) -> Callable[..., Any]:
     """A `Config` for the small base and the drawings; each keyword replaces a section's keys: `data={...}`."""

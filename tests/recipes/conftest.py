@@ -104,12 +104,6 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     return made
 
 
-@pytest.fixture(scope="session")
-def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache for runs on the same drawings: what one has encoded, others of the same model find."""
-    return tmp_path_factory.mktemp("encoded")
-
-
 @pytest.fixture
 def train_small(
     drawn: Path, tmp_path: Path, request: pytest.FixtureRequest, small_model: Callable[[str], Path], encoded: Path

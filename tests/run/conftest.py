@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,3 +29,9 @@ def trained_base() -> Path:
 def small_base(request: pytest.FixtureRequest, tiny_base: Path) -> Path:
     """Not to be written to."""
     return SMALL_SDXL if "trained_base" in request.fixturenames else tiny_base
+
+
+@pytest.fixture
+def small_config(small_config: Callable[..., Any], encoded: Path) -> Callable[..., Any]:
+    """The usual one, with a cache that all runs here share."""
+    return lambda **sections: small_config(**sections | {"data": {"cache": str(encoded)} | sections.get("data", {})})

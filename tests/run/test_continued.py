@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -108,8 +109,14 @@ def train(config):
         return train_plan(make_plan(check(config), stop), Session("cpu", stop=stop))
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Where the first run of the tests below is kept, once one has made it."""
+    return tmp_path_factory.mktemp("kept") / "run"
+
+
 @pytest.fixture
-def prolonged(small_config, tmp_path):
+def prolonged(small_config, tmp_path, kept):
     """A finished run of two steps, and a function that makes the config of a run that begins with it."""
 
     def config(folder="second", **sections):
@@ -120,7 +127,10 @@ def prolonged(small_config, tmp_path):
         }
         return small_config(**{n: base.get(n, {}) | sections.get(n, {}) for n in {**base, **sections}})
 
-    train(config("run", train={"continue_from": ""}))
+    if not kept.exists():
+        train(config("run", train={"continue_from": ""}))
+        (tmp_path / "run").rename(kept)
+    shutil.copytree(kept, tmp_path / "run")
     return config
 
 

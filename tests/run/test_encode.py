@@ -25,8 +25,6 @@ from flame_train.run.plan.encoding import ENCODED
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.session import Session, StopRequest
 
-pytestmark = pytest.mark.bytes
-
 SQUARE, WIDE, TALL = KEPT = ("96x96-01", "64x128-01", "128x64-01")
 IMAGES, CAPTIONS = 3, 4  # every caption is another; the fourth is the empty one
 
@@ -43,6 +41,12 @@ def few(drawn):
     for path in drawn.iterdir():
         if path.stem not in KEPT:
             path.unlink()
+
+
+@pytest.fixture
+def encoded(drawn):
+    """A cache of this test alone."""
+    return drawn / ".flame-cache"
 
 
 @pytest.fixture
@@ -158,6 +162,7 @@ def test_another_vae_is_used_and_told_from_the_checkpoints_own(warm, made_anew, 
     np.testing.assert_allclose(other, own + 1.0, atol=1e-4)
 
 
+@pytest.mark.bytes
 def test_a_second_start_reads_neither_networks_nor_images(warm, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "_SETTLED", 0)  # the files are younger than two seconds
@@ -180,6 +185,7 @@ def entries(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("*.safetensors")}
 
 
+@pytest.mark.bytes
 def test_the_cache_has_the_same_bytes_one_by_one_and_together(small_config, drawn, tmp_path, monkeypatch):
     """On a CPU each entry has the bytes of an item encoded alone. In batches, as a GPU has them, its values agree."""
     for name in KEPT:  # a second image of each shape, so that batches have several

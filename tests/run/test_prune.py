@@ -16,6 +16,12 @@ from flame_train.training.session import StopRequest
 
 
 @pytest.fixture
+def encoded(drawn):
+    """A cache of this test alone."""
+    return drawn / ".flame-cache"
+
+
+@pytest.fixture
 def configs(small_config, tmp_path):
     """A folder with one config, and a second config elsewhere; the cache has what both use."""
     folder = tmp_path / "configs"

@@ -29,17 +29,15 @@ from flame_train.run.train.step_state import load_networks, make_validator
 from flame_train.training.session import Session, StopRequest
 from flame_train.training.validation import EarlyStopping, HeldOut
 
-pytestmark = pytest.mark.bytes
-
 
 @pytest.fixture
-def asked(small_base, drawn, tmp_path):
+def asked(small_base, drawn, tmp_path, encoded):
     """asked(name, **sections): a config whose run is in the folder `name`."""
 
     def make(name="run", **changed):
         sections = {
             "model": {"checkpoint": str(small_base)},
-            "data": {"path": str(drawn), "resolution": 96, "bucket_step": 32, "batch_size": 2},
+            "data": {"path": str(drawn), "resolution": 96, "bucket_step": 32, "batch_size": 2, "cache": str(encoded)},
             "lora": {"rank": 2, "alpha": 2.0},
             "optimizer": {"lr": 5e-3},
             "schedule": {"name": "constant"},
@@ -162,6 +160,7 @@ def test_a_set_for_validation_alone_leaves_nothing_to_train_on():
 # ---- the measurement ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.bytes
 @pytest.mark.usefixtures("trained_base")
 def test_the_loss_before_training_is_the_same_whatever_the_run(asked):
     """Another seed, batch size, loss, weighting, noise and timestep sampling: the values compare."""
@@ -195,6 +194,7 @@ def test_the_loss_before_training_is_the_same_whatever_the_run(asked):
 # ---- in a run ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.bytes
 def test_neither_validation_nor_losses_of_images_change_a_trained_bit(asked, tmp_path):
     more = {"lora": {"dropout": 0.3}, "train": {"steps": 4, "ema_decay": 0.5}, "data": {"caption_dropout": 0.3}}
     train(asked("with", **more, log={"images_every": 1}), [], "cpu", False)
@@ -226,6 +226,7 @@ def test_the_log_has_loss_bands_best_and_cost(asked, tmp_path):
     assert len(held) == len(planned(asked()).held_out.rows)
 
 
+@pytest.mark.bytes
 def test_a_run_that_is_continued_stands_as_one_that_was_not(asked, tmp_path):
     """Validations, the losses of images, and what is trained, by checkpoints' bytes and the log."""
     train(asked("whole", log={"images_every": 1}), [], "cpu", False)
