@@ -66,7 +66,7 @@ REPOSITORY = {
     "flux": "FLUX.1-dev",
 }
 READ = {"version": "0.38.1", "date": "2026-11-28"}
-"""The ComfyUI in which `[comfyui]` of a `family.toml` was read, of families that the checkout lacks, and when.
+"""The ComfyUI in which `[comfyui]` of a `family.toml` was read where it says no other, and when.
 
 It was read in its `model_lora_keys_unet`, and in the tables of names that this asks. Every family has
 `diffusion_model.` and `lora_unet_` before its own paths.
@@ -185,7 +185,7 @@ def comfyui_read(table: dict[str, Any]) -> None:
         table["families"][family] = {
             style: [[ends, number] for ends, _ in groups] for style, groups in table["families"]["flux"].items()
         }
-        table.setdefault("read", {})[family] = READ
+        table.setdefault("read", {})[family] = read.get("read", READ)
 
 
 def forge(folder: Path) -> dict[str, Taken]:

@@ -144,6 +144,19 @@ def encoder(value: Any, source: Source) -> Any:
     return {f"text_encoders.{'mistral' if dev else 'qwen3'}": paths[0]}
 
 
+def text_model(value: Any, source: Source) -> Any:
+    """Converts the file of a text encoder: of Wan UMT5's."""
+    return {f"text_encoders.{'t5' if source.family == 'wan' else 'qwen3'}": str(value)}
+
+
+def wan_folder(value: Any, source: Source) -> Any:
+    """Converts Wan's own folder, whose autoencoder and text encoder are pickles."""
+    if source.get("model.transformer_path"):
+        return Lost("its autoencoder is a pickle: name ComfyUI's wan2.2_vae in model.vae")
+    remark = "its autoencoder and UMT5 are pickles: name ComfyUI's files in model.vae and text_encoders.t5"
+    return Changed(str(value), remark)
+
+
 def merged(value: Any, source: Source) -> Any:
     if is_off(value):
         return NOTHING
@@ -211,6 +224,8 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         "model.diffusers_path": folder,
         "model.text_encoders": encoder,
+        "model.llm_path": text_model,
+        "model.ckpt_path": wan_folder,
         "model.merge_adapters": merged,
         "float8": float8,
         "model.timestep_sample_method": levels,

@@ -42,7 +42,7 @@ def _read(reading: Reading) -> Source:
     if reading.script and reading.script not in _SCRIPTS:
         raise ConfigError(
             f"{reading.file}: expected a command of {', '.join(_SCRIPTS)}, got one of {reading.script}; "
-            "its family is not here"
+            "its model is not trained here"
         )
     tree = {name: value for name, value in reading.tree.items() if name not in ("general", "datasets")}
     settings = flat(reading, tree)
