@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from flame_train.disk import failpoint
+from flame_train.disk import failpoint, system
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.preflight import is_temporary, make_folder, temporary_name
@@ -141,6 +141,18 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_run_is_refused_with_process_and_host(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     with pytest.raises(OutputError, match=f"process {holder.pid} on {os.uname().nodename}"):
         folder(tmp_path / "run").__enter__()
+
+
+def test_a_page_that_looks_just_now_keeps_no_run_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks whether a run goes on holds the lock for a moment, shared."""
+    (tmp_path / ".lock").touch()
+    looking = os.open(tmp_path / ".lock", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr(system.time, "sleep", lambda seconds: os.close(looking))
+    with RunFolder(tmp_path, "", lambda old, found: None):
+        assert state_of(tmp_path)["state"] == "running"
 
 
 def test_the_lock_of_a_killed_run_is_gone(tmp_path: Path, holder: subprocess.Popen[str]) -> None:

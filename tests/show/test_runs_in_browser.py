@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from flame_train.quickstart.drawings import write_images
 from flame_train.show.serve import HOST, listening
+from flame_train.ui.queue_file import QUEUE
 from tests.tiny_sdxl import write_tiny_sdxl
 
 from .conftest import until
@@ -124,6 +126,27 @@ def test_two_browsers_and_the_buttons_of_a_run(serve, open_page, root, small_bas
     wait(other, "!document.querySelector('#queue li')")
     wait(page, "!document.querySelector('#queue li')")
 
+    # what a run is called and says is text
+    name = "<img src=x onerror='window.planted=1'>"
+    (written,) = (file for file in root.glob("*.toml") if file.name != QUEUE)
+    assert start(other, root, name, written.read_text()) == ""
+    wait(other, "document.querySelector('#queue .now')?.textContent.startsWith('hello from <img')")
+    (root / "runs" / name / "end").write_text("3")
+    wait(other, "document.querySelector('#queue .bad')?.textContent === 'ended with 3 error: it went wrong'")
+    assert name in other.inner_text("#queue")
+    assert (other.evaluate("window.planted"), other.locator("img").count()) == (None, 0)
+
+
+def start(page, root, name, config):
+    """Starts a run of another name as a page does. Returns what was refused."""
+    config = re.sub(r'(?m)^dir = ".*"', lambda _: f'dir = "{root}/runs/{name}"', config)
+    question = {"toml": config, "path": f"{root}/{re.sub('[^a-z]', '', name)}.toml", "device": "cuda", "force": True}
+    return page.evaluate(
+        """async (question) => { const { ask } = await import("/ui/ask.js");
+        try { await ask("start", question); return ""; } catch (error) { return error.message; } }""",
+        question,
+    )
+
 
 SERVER = """
 import sys
@@ -169,13 +192,7 @@ def test_three_runs_on_two_gpus_while_the_server_is_killed_ten_times(open_page, 
         config = f'[model]\ncheckpoint = "{root}/base.safetensors"\n[data]\npath = "{root}/photos"\nresolution = 64\n'
         config += f'bucket_step = 16\ncache = "{root}/cache-{name}"\n[lora]\nrank = 2\n[train]\nsteps = 40\n'
         config += f'precision = "fp32"\n[sample]\nevery = 0\n[output]\ndir = "{root}/runs/{name}"\n'
-        question = {"toml": config, "path": f"{root}/{name}.toml", "device": "cuda", "force": True}
-        status = page.evaluate(
-            """async (question) => { const { ask } = await import("/ui/ask.js");
-            try { await ask("start", question); return ""; } catch (error) { return error.message; } }""",
-            question,
-        )
-        assert status == ""
+        assert start(page, root, name, config) == ""
     chosen = random.Random(7)
     for _ in range(10):
         time.sleep(chosen.uniform(0, 3))
