@@ -253,6 +253,8 @@ def listening(port: int, host: str = HOST) -> socket.socket:
             f"--host: expected an address such as {HOST}, or 0.0.0.0 for all of this machine, got {host}"
         ) from None
     listener = socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET, socket.SOCK_STREAM)
+    if os.name == "posix":  # a server that was killed leaves connections, which keep its port for a minute
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(socket.getaddrinfo(host, port, listener.family, listener.type)[0][4])
         listener.listen()

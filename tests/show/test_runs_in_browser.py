@@ -173,8 +173,8 @@ os.execv(sys.executable, [sys.executable, "-m", "flame_train", *words])
 @pytest.mark.proof  # tests/show/test_queue.py kills at the same moments, with a stand-in for the program
 @pytest.mark.timeout(1800)
 def test_three_runs_on_two_gpus_while_the_server_is_killed_ten_times(open_page, root):
-    write_tiny_sdxl(root / "base.safetensors", blocks=1)
-    write_images(root / "photos", 4, 1)
+    write_tiny_sdxl(root / "base.safetensors")
+    write_images(root / "photos", 12, 1)
     (root / "on_cpu.py").write_text(ON_CPU)
     with listening(0, HOST) as listener:
         port = listener.getsockname()[1]
@@ -189,8 +189,10 @@ def test_three_runs_on_two_gpus_while_the_server_is_killed_ten_times(open_page, 
     running = server()
     page = open_page(f"http://127.0.0.1:{port}/queue?token={TOKEN}", strict=False)
     for name in ("a", "b", "c"):
-        config = f'[model]\ncheckpoint = "{root}/base.safetensors"\n[data]\npath = "{root}/photos"\nresolution = 64\n'
-        config += f'bucket_step = 16\ncache = "{root}/cache-{name}"\n[lora]\nrank = 2\n[train]\nsteps = 40\n'
+        config = f'[model]\ncheckpoint = "{root}/base.safetensors"\n[data]\npath = "{root}/photos"\nresolution = 96\n'
+        config += (
+            f'bucket_step = 32\ncache = "{root}/cache-{name}"\n[lora]\nrank = 2\nalpha = 2.0\n[train]\nsteps = 20\n'
+        )
         config += f'precision = "fp32"\n[sample]\nevery = 0\n[output]\ndir = "{root}/runs/{name}"\n'
         assert start(page, root, name, config) == ""
     chosen = random.Random(7)
@@ -205,6 +207,6 @@ def test_three_runs_on_two_gpus_while_the_server_is_killed_ten_times(open_page, 
     for name in ("a", "b", "c"):
         run = root / "runs" / name
         assert (run / "lora.safetensors").is_file()
-        assert len((run / "log.jsonl").read_text().splitlines()) == 40
+        assert len((run / "log.jsonl").read_text().splitlines()) == 20
     running.send_signal(signal.SIGINT)
     running.communicate()
