@@ -339,3 +339,12 @@ def test_the_command_serves_until_ctrl_c(made, options, forked):
         assert ask(address.port, "/run.json?name=run", headers=cookie)[0] == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
+
+
+def test_a_port_that_a_killed_server_had_is_free_at_once():
+    with listening(0) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            listener.accept()[0].close()  # who closes first keeps the port for a minute
+            assert client.recv(1) == b""
+    listening(port).close()
