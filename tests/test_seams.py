@@ -202,7 +202,7 @@ class Twin(FluxFamily):
     name = "twin"
     published = {"twin-tiny": FluxFamily.published["flux-tiny"]}
     small = "twin-tiny"
-    lesson = QuickstartSpec("a twin of the small Flux", steps=6, batch_size=2)
+    lesson = QuickstartSpec("a twin of the small Flux", steps=6, batch_size=1)
 
     def assemble(self, parts, opening):
         return replace(super().assemble(parts, opening), lora_names=lora_family())
@@ -243,6 +243,8 @@ FILES = {
 SEVERAL = """
 import contextlib, io, json, sys
 from flame_train import cli
+from flame_train.quickstart import first_run
+first_run._HELD_OUT = {"new": 4, "known": 4}
 for line in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -270,7 +270,7 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(tmp_path):
 def test_a_config_that_was_changed_is_obeyed(tmp_path, monkeypatch):
     """The folder is laid once; from then on its config is the user's."""
     sdxl = FAMILIES["sdxl"]
-    fewer = replace(sdxl.lesson, known=0, steps=6, batch_size=2, prompts=("a delft tile",), known_prompts=())
+    fewer = replace(sdxl.lesson, known=0, steps=6, batch_size=1, prompts=("a delft tile",), known_prompts=())
     monkeypatch.setattr(type(sdxl), "lesson", fewer)
     monkeypatch.setattr("flame_train.quickstart.first_run._DRAWN_IN", 2)
     monkeypatch.setattr(quickstart, "_HELD_OUT", {"new": 4, "known": 4})
@@ -308,7 +308,7 @@ def _settings(text):
 @pytest.mark.parametrize("family", ["sd3", "flux", "krea2"])
 def test_a_family_without_a_small_base_draws_nothing_and_says_that_it_is_a_smoke_run(tmp_path, monkeypatch, family):
     found = FAMILIES[family]
-    monkeypatch.setattr(type(found), "lesson", replace(found.lesson, steps=6, batch_size=2))
+    monkeypatch.setattr(type(found), "lesson", replace(found.lesson, steps=6, batch_size=1))
     monkeypatch.setattr(quickstart, "_HELD_OUT", {"new": 4, "known": 4})
     said = quickstart.run(tmp_path / "new", "cpu", family)
     assert said["image"] is None
