@@ -69,7 +69,6 @@ def test_from_an_empty_folder_to_a_lora(serve, open_page, root):
     page.press("#key-optimizer-lr", "Tab")
     page.fill("#key-train-steps", "50")
     page.press("#key-train-steps", "Tab")
-    page.fill("#path", str(root / "second.toml"))
     wait(page, "document.querySelector('#toml').value.includes('steps = 50')")
     page.click("#start")
     page.wait_for_url("**/queue")
@@ -135,6 +134,24 @@ def test_two_browsers_and_the_buttons_of_a_run(serve, open_page, root, small_bas
     wait(other, "document.querySelector('#queue .bad')?.textContent === 'ended with 3 error: it went wrong'")
     assert name in other.inner_text("#queue")
     assert (other.evaluate("window.planted"), other.locator("img").count()) == (None, 0)
+
+
+def test_a_run_is_opened_anew_from_its_page(serve, open_page, made, tmp_path):
+    run = made("root/run").folder
+    page = open_page(
+        f"http://127.0.0.1:{serve(tmp_path / 'root', token=TOKEN, window=True)}/run?name=run&token={TOKEN}",
+        strict=False,
+    )
+    wait(page, "document.querySelector('#acts a[download]')")
+    assert page.locator("#acts button").count() == 0  # it is done
+    for way, before in (("continue from it with changes", str(run)), ("clone", "")):
+        page.click(f"#acts a:text('{way}')")
+        wait(page, "document.body.dataset.ready")
+        assert page.input_value("#key-train-continue_from") == before
+        assert page.input_value("#key-output-dir") == f"{run}-2"
+        assert page.input_value("#path") == f"{run}-2.toml"
+        page.go_back()
+        wait(page, "document.querySelector('#acts a[download]')")
 
 
 def start(page, root, name, config):

@@ -363,6 +363,8 @@ document.addEventListener("drop", (event) => { const file = event instanceof Dra
 async function copyOf(name, how, before) {
   await inOrder(async () => {
     const made = await ask("copy", { name, how });
+    input("path").value = `${made.folder}.toml`;
+    pathTouched = true;
     await opened(made.toml);
     say(`${how === "continue" ? "It begins with the last state of" : "A copy of"} ${name}, in ${made.folder}. `, false, ...(before ? wayBack(before) : []));
   });
