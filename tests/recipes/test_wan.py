@@ -76,5 +76,16 @@ def test_another_wan_is_refused_by_name(train: Callable[..., int], base: Path, t
     assert "Wan 2.1 or Wan 2.2 A14B" in capsys.readouterr().err
 
 
+def test_t5_is_no_umt5(
+    train: Callable[..., int], tmp_path_factory: pytest.TempPathFactory, base: Path, capsys: Capture
+) -> None:
+    """Their states are as wide, so the tables of position biases tell: for Wan, and for a model that takes T5's."""
+    chroma = small_base(tmp_path_factory, "chroma")
+    assert train("--set", f"text_encoders.t5={chroma}") != 0
+    assert "expected the encoder of UMT5 for Wan 2.2 TI2V-5B, found that of T5 v1.1" in capsys.readouterr().err
+    assert train("--set", f"model.checkpoint={chroma}", "--set", f"text_encoders.t5={base}") != 0
+    assert "expected the encoder of T5 v1.1 for Chroma, found that of UMT5" in capsys.readouterr().err
+
+
 def test_the_base_is_recognised(base: Path) -> None:
     assert family_of(base).name == "wan"

@@ -16,8 +16,10 @@ from flame_train.data.padding import Padding, Paddings
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import int32
+from flame_train.errors import ModelFileError
 from flame_train.io.hub import path_of_setting
 from flame_train.networks.files.family_files import FamilyFiles
+from flame_train.networks.files.identify import model_names
 from flame_train.networks.files.part import Part
 from flame_train.settings import field
 from flame_train.text_encoders.encoder import EncoderKeys, Opening, TextEncoder, TokenRow, tokenizer_places
@@ -34,10 +36,12 @@ _UNIT = 32  # tokens, of which the longest caption of a batch has a multiple, wh
 class T5Keys(EncoderKeys):
     name = "t5"
 
-    t5: str = field("", "T5-XXL, where the checkpoint holds none; empty: its own", place=True, aka=("t5xxl",))
+    t5: str = field(
+        "", "T5-XXL (Wan: UMT5-XXL), where the checkpoint holds none; empty: its own", place=True, aka=("t5xxl",)
+    )
     t5_vocabulary: str = field(
         "",
-        "T5's spiece.model or tokenizer.json, or its folder; empty: one beside the model, else T5 v1.1's own",
+        "T5's spiece.model or tokenizer.json, or its folder; empty: one with the model, else T5 v1.1's own",
         place=True,
     )
     t5_tokens: Literal[0, 77, 154, 256, 512] = field(
@@ -55,8 +59,20 @@ class T5Keys(EncoderKeys):
 
     @classmethod
     def part(cls, path: Path, component: str, files: FamilyFiles) -> Part:
-        """From a file, its folder, a whole diffusers folder, or a checkpoint that holds it."""
-        return t5_part(path, component)
+        """From a file, its folder, a whole diffusers folder, or a checkpoint that holds it.
+
+        Raises ModelFileError too for T5's in place of UMT5's, or the reverse.
+        """
+        part = t5_part(path, component)
+        assert isinstance(part.network, T5Encoder)
+        found, taken = part.network.arch.own_biases, "umt5-xxl" in files.alone
+        if found != taken:
+            names = {False: "T5 v1.1", True: "UMT5"}
+            raise ModelFileError(
+                f"{path}: expected the encoder of {names[taken]} for {model_names()[files.family]}, found that of "
+                f"{names[found]}; name the other file in text_encoders.t5"
+            )
+        return part
 
 
 @dataclass(frozen=True, eq=False)
