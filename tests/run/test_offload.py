@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -13,8 +15,10 @@ from flame_train.config.checks import broken
 from flame_train.config.load import from_options
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
+from flame_train.engine.backend import get_backend
 from flame_train.engine.backend.host_memory import available
 from flame_train.engine.shape_run import H100, Gpu, KernelRequests, shape_run
+from flame_train.errors import OutOfMemory
 from flame_train.run.check.adapted_layers import block_sizes
 from flame_train.run.check.check_run import Checked
 from flame_train.run.memory import card
@@ -115,6 +119,23 @@ def test_on_the_cpu_and_without_auto_nothing_is_decided(asked: list[int]) -> Non
     for given, gpu in ((plan(), None), (plan("off"), H100)):
         assert card.resolve_offload(given, gpu) is given
     assert not asked
+
+
+def test_the_host_needs_room_for_as_many_copies_as_its_processes_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mebibytes: one waits, three are free."""
+    model = object()
+    checked = SimpleNamespace(sample_model=model, streamed={"a"}, streamed_text=0.0)
+    fake: Any = SimpleNamespace(model=model, checked=checked, encoding=SimpleNamespace(text=()))
+
+    def load(*_: object) -> object:
+        backend = get_backend("cuda")
+        return backend.offload(backend.to_device(np.empty(1 << 20, np.uint8)), keep=True)
+
+    monkeypatch.setattr(card, "load_denoiser", load)
+    monkeypatch.setattr(card, "available", lambda: 3 << 20)
+    card.refuse_small_host(fake, 3)
+    with pytest.raises(OutOfMemory, match="of weights are to wait in host memory"):
+        card.refuse_small_host(fake, 4)
 
 
 def test_a_control_group_bounds_the_memory_and_its_file_cache_is_given_back(tmp_path: Path) -> None:
