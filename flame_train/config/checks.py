@@ -183,7 +183,7 @@ def _decay(config: Config) -> str | None:
 
 
 def _arithmetic(config: Config) -> str | None:
-    if config.model.arithmetic == "bf16" or config.model.quantize == config.model.arithmetic:
+    if config.model.arithmetic in ("bf16", config.model.quantize.removesuffix("-convrot")):
         return None
     expected = f'expected model.quantize = "{config.model.arithmetic}" with it, got "{config.model.quantize}"'
     why = ", whose weights are decoded to train.precision for each product" if config.model.quantize == "nf4" else ""

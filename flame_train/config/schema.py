@@ -92,18 +92,19 @@ class ModelSection(Section):
         "which Qwen-Image-Edit the checkpoint is, which has the shapes of Qwen-Image; auto: as a tensor, its folder or "
         "its name says",
     )
-    quantize: Literal["off", "fp8", "int8", "nf4"] = field(
+    quantize: Literal["off", "fp8", "int8", "int8-convrot", "nf4"] = field(
         "off",
         "the base model's transformer layers in fewer bits: fp8 and int8 take half of bf16's memory, nf4 (as "
-        "bitsandbytes) about a quarter",
+        "bitsandbytes) about a quarter; int8-convrot: int8 of rotated columns, for weights and inputs with outliers",
         aka=(
+            *("convrot", "convrot_int8"),
             *("fp8", "fp8_base", "fp8_weights", "qtype", "weight_dtype", "base_model_precision"),
             *("int8", "nf4", "load_in_8bit", "load_in_4bit", "transformer_dtype", "quantize_base"),
         ),
     )
     arithmetic: Literal["bf16", "fp8", "int8"] = field(
         "bf16",
-        "number format of their products, that of model.quantize; fp8: faster and less exact, on compute capability "
+        "number format of their products, that of model.quantize (int8 with int8-convrot, too); fp8: faster and less exact, on compute capability "
         "9.0 (H100, H200); int8: the same on 8.0 and later (A100, RTX 3090). "
         "bf16: that of train.precision",
     )

@@ -83,7 +83,7 @@ class GgufFile:
         self.info(name)
         return (self._stored[name],)
 
-    def nf4(self, name: str) -> None:
+    def as_kept(self, name: str) -> None:
         """Returns None: no format of these files is that."""
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from flame_train.errors import ModelFileError, shown
 from flame_train.io.dtypes import Array
 from flame_train.io.header import TensorInfo
-from flame_train.io.weight_files import StoredNf4, Weights
+from flame_train.io.weight_files import Kept, Weights
 
 Shape = tuple[int, ...]
 _LONGEST: Final = 1 << 20  # bytes of a text that is a tensor
@@ -31,7 +31,7 @@ class Packed:
         shape: the shape of the tensor when it is unpacked.
         unpack: makes the tensor of the arrays of `names`.
         beside: stored tensors of it that play no part here.
-        nf4: says what they are, if it is doubly quantized NF4.
+        kept: says what they are, if their bytes may be kept.
     """
 
     names: tuple[str, ...]
@@ -39,7 +39,7 @@ class Packed:
     shape: Shape
     unpack: Callable[[Sequence[Array]], Array]
     beside: tuple[str, ...] = ()
-    nf4: Callable[[Sequence[Array]], StoredNf4] | None = None
+    kept: Callable[[Sequence[Array]], Kept] | None = None
 
 
 class Unpacked:
@@ -77,11 +77,11 @@ class Unpacked:
         packed = self._packed.get(name)
         return tuple(self._stored.read(part) for part in (packed.names if packed else (name,)))
 
-    def nf4(self, name: str) -> StoredNf4 | None:
+    def as_kept(self, name: str) -> Kept | None:
         packed = self._packed.get(name)
-        if packed is None or packed.nf4 is None:
+        if packed is None or packed.kept is None:
             return None
-        return packed.nf4([self._stored.read(part) for part in packed.names])
+        return packed.kept([self._stored.read(part) for part in packed.names])
 
     def close(self) -> None:
         self._stored.close()

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
+from flame_train.io.convrot import hadamard, is_group
 from flame_train.io.dtypes import FLOAT_TAGS, Array, widened
 from flame_train.io.header import MAX_RANK
 from flame_train.io.json_values import json_tree, number, table, text, whole
 from flame_train.io.packed import Packed, Shape, refuse, said_in
-from flame_train.io.weight_files import StoredNf4, Weights
+from flame_train.io.weight_files import StoredInt8, StoredNf4, Weights
 
 _GROUP: Final = 256  # columns that are turned together, where nothing is said
 MARK: Final = ".comfy_quant"
@@ -35,7 +36,6 @@ _WHOLES: Final[Mapping[str, Any]] = {
     "int8_blockwise": np.int8,
 }
 """The formats that are read, and what each stores a weight as."""
-_FACTOR_OF_4: Final = np.array([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], np.float32) / 2
 
 
 def by_comfyui(weights: Weights) -> dict[str, Packed]:
@@ -55,14 +55,15 @@ def by_comfyui(weights: Weights) -> dict[str, Packed]:
                 weights.path, name, f"expected 8 bits for {settings['format']}, got {weights.info(name).dtype}"
             )
         group = int(settings.get("convrot_groupsize", _GROUP)) if settings.get("convrot") else 0
-        if group and (
-            len(shape) != 2 or group > shape[1] or shape[1] % group or 4 ** round(math.log(group, 4)) != group
-        ):
+        if group and (len(shape) != 2 or not is_group(group, shape[1])):
             raise refuse(weights.path, name, f"turned by groups of {group} columns, which do not divide {shape}")
         if not _fit(shape, scales):
             raise refuse(weights.path, name, f"scales of shape {scales} do not fit a weight of shape {shape}")
         beside = tuple(n for n in (layer + MARK, f"{layer}.input_scale") if n in names)
-        tensors[name] = Packed((name, scale), settings["format"].upper(), shape, partial(_read, dtype, group), beside)
+        by_rows = dtype is np.int8 and len(shape) == 2 and math.prod(scales) in (1, shape[0])
+        kept = partial(_int8, group) if by_rows else None
+        read = partial(_read, dtype, group)
+        tensors[name] = Packed((name, scale), settings["format"].upper(), shape, read, beside, kept)
     return tensors
 
 
@@ -96,6 +97,11 @@ def _fit(shape: tuple[int, ...], scales: tuple[int, ...]) -> bool:
     return len(shape) == len(scales) == 2 and all(s and n % s == 0 for n, s in zip(shape, scales, strict=True))
 
 
+def _int8(group: int, parts: Sequence[Array]) -> StoredInt8:
+    data, scale = parts
+    return StoredInt8(data.view(np.int8), np.broadcast_to(scale.astype(np.float32).reshape(-1), len(data)), group)
+
+
 def _read(dtype: Any, group: int, parts: Sequence[Array]) -> Array:
     """Returns the weight in fp32. Files may keep fp8 as bytes."""
     stored, scale = parts
@@ -109,14 +115,8 @@ def _read(dtype: Any, group: int, parts: Sequence[Array]) -> Array:
         rows, columns = (n // s for n, s in zip(weight.shape, scale.shape, strict=True))
         weight *= np.repeat(np.repeat(scale, rows, 0), columns, 1)
     if group:
-        weight = (weight.reshape(len(weight), -1, group) @ _hadamard(group)).reshape(weight.shape)
+        weight = (weight.reshape(len(weight), -1, group) @ hadamard(group)).reshape(weight.shape)
     return weight
-
-
-@cache
-def _hadamard(size: int) -> Array:
-    """Returns the regular Hadamard matrix of ConvRot, orthonormal and symmetric: Kronecker powers of one of 4 rows."""
-    return np.ones((1, 1), np.float32) if size == 1 else np.kron(_FACTOR_OF_4, _hadamard(size // 4))
 
 
 _STATE: Final = ".quant_state.bitsandbytes__"

@@ -109,7 +109,7 @@ class SafetensorsFile:
         """Returns the tensor as the only array that it is made of."""
         return (self.read(name),)
 
-    def nf4(self, name: str) -> None:
+    def as_kept(self, name: str) -> None:
         """Returns None: who knows a format finds its tensors (`unpacked`)."""
 
     def _let_go(self, mapped: mmap.mmap) -> None:

@@ -37,6 +37,25 @@ class StoredNf4:
     offset: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredInt8:
+    """A matrix in whole numbers with a factor for each row, as a file has it.
+
+    Attributes:
+        data: int8 (out, in).
+        factors: fp32 (out,).
+        rotated: columns that were rotated together before they were rounded (ConvRot); 0: none.
+    """
+
+    data: Array
+    factors: Array
+    rotated: int
+
+
+Kept = StoredNf4 | StoredInt8
+"""A tensor whose bytes may be kept as a file has them."""
+
+
 class Weights(Protocol):
     """Named tensors that are read one at a time. Closed by leaving the `with` block."""
 
@@ -63,8 +82,8 @@ class Weights(Protocol):
     def stored(self, name: str) -> tuple[Array, ...]:
         """Gives the arrays on disk of which `read` makes the tensor: what tells it from another, still packed."""
 
-    def nf4(self, name: str) -> StoredNf4 | None:
-        """Gives the tensor as bitsandbytes' doubly quantized NF4 has it, packed; None if it is stored otherwise."""
+    def as_kept(self, name: str) -> Kept | None:
+        """Gives the tensor in doubly quantized NF4 or int8 by rows, packed; None if it is stored otherwise."""
 
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
@@ -100,9 +119,9 @@ class ShardedWeights:
         part, own_name = self._find(name)
         return part.stored(own_name)
 
-    def nf4(self, name: str) -> StoredNf4 | None:
+    def as_kept(self, name: str) -> Kept | None:
         part, own_name = self._find(name)
-        return part.nf4(own_name)
+        return part.as_kept(own_name)
 
     def close(self) -> None:
         for part in self._parts:

@@ -71,7 +71,7 @@ def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
         return F.feed_forward(x, a, a_bias, b, b_bias)
     if isinstance(a, nn.ScaledWeight) and isinstance(b, nn.ScaledWeight) and a.alike(b):
         layers = a.data, a.scales, a_bias, b.data, b.scales, b_bias
-        return F.scaled_feed_forward(x, *layers, dynamic=a.dynamic)
+        return F.scaled_feed_forward(x, *layers, dynamic=a.dynamic, rotated=a.rotated)
     return second(rematerialize(_gelu, first(x)))
 
 

@@ -160,7 +160,7 @@ class Kernels:
         begin = BEGIN.match(text)
         assert begin is not None
         code = without_assembly(nvrtc.included(text[begin.end() :]).replace('extern "C" ', ""))
-        together = "true" if "of_all<" in code or "__syncthreads" in code else "false"
+        together = "true" if re.search("of_all<|__syncthreads|__shfl_", code) else "false"
         return f"""
 namespace unit{n} {{
 using namespace fast{begin[1]};

@@ -163,10 +163,10 @@ class LoraAdapter:
         residual: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Returns the outputs of layers stored in 8 bits, with their updates."""
-        stored = [w.data for w in weights], [w.scales for w in weights]
+        stored, first = ([w.data for w in weights], [w.scales for w in weights]), weights[0]
         downs, ups = zip(*[a.compute(x) for a in loras], strict=True)
         outputs: tuple[Tensor, ...] = F.scaled_lora_linears(
-            x, *stored, downs, ups, self.scale, bias, residual, dynamic=weights[0].dynamic
+            x, *stored, downs, ups, self.scale, bias, residual, dynamic=first.dynamic, rotated=first.rotated
         )
         return outputs
 

@@ -244,7 +244,8 @@ def quantized_text(value: Any, source: Source) -> Any:
 def _by_type(kind: str) -> Any:
     kind = kind.partition("|")[0]
     if "8" in kind:
-        return "int8" if "int8" in kind else "fp8"
+        rotated = "convrot" in kind
+        return "int8-convrot" if rotated else "int8" if "int8" in kind else "fp8"
     return Changed("nf4", f"fewer than 8 bits are nf4 here, {kind} there")
 
 

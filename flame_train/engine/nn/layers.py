@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from numbers import Integral
 from typing import Any, Protocol
 
@@ -49,7 +48,7 @@ class Linear(Module):
         w, b = operand(self.weight, x.dtype), compute_copy(self.bias)
         if isinstance(w, ScaledWeight):
             alike = residual if residual is not None and residual.dtype == x.dtype else None
-            y: Tensor = F.scaled_linear(x, w.data, w.scales, b, alike, dynamic=w.dynamic)
+            y: Tensor = F.scaled_linear(x, w.data, w.scales, b, alike, dynamic=w.dynamic, rotated=w.rotated)
             return y if residual is alike else y + residual
         if residual is not None:
             return F.linear_add(x, w, b, residual)
@@ -64,7 +63,7 @@ class Linear(Module):
         if isinstance(w, QuantizedWeight) or (isinstance(w, Parameter) and w.requires_grad):
             what = "is trained" if isinstance(w, Parameter) else "is stored in fewer bits already"
             raise TypeError(f"quantize: expected a frozen weight, this one {what}")
-        self.weight = QuantizedWeight.of(w, replace(storage, dynamic=storage.dynamic and rounds_input))
+        self.weight = QuantizedWeight.of(w, storage.of_layer(rounds_input))
 
 
 def grouped_linear(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from ..backend import Backend, get_backend
 from ..dtype import Array, DType, as_dtype, compute_dtype, float16, float32, is_float
 from ..ops.common.conditions import AT_MOST_FP32
 from .module import Module, put_array
-from .quantized import Nf4Weight, Storage, StoredNf4
+from .quantized import Kept, QuantizedWeight, Storage
 from .spec import ParamSpec, kernel_order
 from .state_dict import check_shapes
 
@@ -117,11 +117,11 @@ class WeightSource(Protocol):
 
 
 @runtime_checkable
-class Nf4Source(WeightSource, Protocol):
-    """One that may have tensors in 4 bits already."""
+class KeptSource(WeightSource, Protocol):
+    """One that may have tensors in fewer bits already."""
 
-    def nf4(self, name: str) -> StoredNf4 | None:
-        """Returns a tensor in 4 bits; None if it has other ones."""
+    def as_kept(self, name: str) -> Kept | None:
+        """Returns a tensor in fewer bits, as it is; None if it is none."""
 
 
 def load(
@@ -160,7 +160,7 @@ def load(
     specs = list(module.named_specs())
     filling = _Filling(module, specs, get_backend(device), as_dtype(dtype), check_finite, storage, mover)
     for name, part, attr, spec in specs:
-        if filling.packs(part, attr) and (kept := _kept_nf4(source, name, spec, storage, device)) is not None:
+        if filling.packs(part, attr) and (kept := filling.kept(source, name, part, spec)) is not None:
             filling.take_kept(part, attr, kept)
         elif not filling.reads(part, spec):
             filling.take_place(part, attr, spec)
@@ -244,8 +244,16 @@ class _Filling:
         self._bytes += wide.nbytes
         self._put_until(_UNDER_WAY)
 
-    def take_kept(self, part: Module, attr: str, kept: Nf4Weight) -> None:
-        """Puts the next weight, in 4 bits as the file has it."""
+    def kept(self, source: WeightSource, name: str, part: Module, spec: ParamSpec) -> QuantizedWeight | None:
+        """Returns a weight with its bytes as they are; None where it is to be rounded."""
+        stored = source.as_kept(name) if isinstance(source, KeptSource) else None
+        if self._storage is None or stored is None:
+            return None
+        storage = self._storage.of_layer(self._packed[part])
+        return QuantizedWeight.kept(spec.shape, stored, storage, self._backend)
+
+    def take_kept(self, part: Module, attr: str, kept: QuantizedWeight) -> None:
+        """Puts the next weight, with its bytes as the file has them."""
         self._put_until(0)
         part.put_weight(attr, kept)
         if self._check_finite:
@@ -299,16 +307,6 @@ def _put_place(backend: Backend, part: Module, attr: str, spec: ParamSpec, dtype
     four = len(spec.shape) == 4
     made = backend.empty([spec.shape[i] for i in (0, 2, 3, 1)] if four else spec.shape, spec.dtype or dtype)
     put_array(part, attr, made.transpose(0, 3, 1, 2) if four else made)
-
-
-def _kept_nf4(
-    source: WeightSource, name: str, spec: ParamSpec, storage: Storage | None, device: str
-) -> Nf4Weight | None:
-    """Returns a weight with its bytes as they are."""
-    if storage is None or storage.format != "nf4" or not isinstance(source, Nf4Source):
-        return None
-    stored = source.nf4(name)
-    return None if stored is None else Nf4Weight.kept(spec.shape, stored, device)
 
 
 def _read(source: WeightSource, name: str, what: str, spec: ParamSpec) -> np.ndarray[Any, Any]:

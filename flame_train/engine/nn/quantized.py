@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, Self
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import numpy as np
 
+from flame_train.io.convrot import group_of
+from flame_train.io.weight_files import Kept, StoredNf4
+
 from ...errors import ConfigError, EnvironmentFault
 from .. import functional as F
-from ..backend import get_backend
+from ..backend import Backend, get_backend
 from ..checkpoint import rematerialize
-from ..dtype import Array, DType, as_dtype, float32, uint8, uint32
+from ..dtype import Array, DType, as_dtype, float32, uint32
+from ..ops.linear.convrot import GROUPS
 from ..ops.linear.nf4 import BLOCK, DYNAMIC, NESTED_BLOCK, NORMAL
 from ..tensors.tensor import Frozen, Tensor
 
-FORMATS: Final = ("fp8", "int8", "nf4")
-"""What a weight may be stored in: e4m3, whole numbers of 8 bits, or bitsandbytes' 4 bits."""
+FORMATS: Final = ("fp8", "int8", "int8-convrot", "nf4")
+"""What a weight may be stored in: e4m3, whole numbers of 8 bits, with or without a rotation, or bitsandbytes' 4 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,15 @@ class Storage:
 
     format: str
     dynamic: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether weights are whole numbers of 8 bits."""
+        return self.format.startswith("int8")
+
+    def of_layer(self, rounds_input: bool) -> Storage:
+        """Returns how a layer is stored that rounds its input for products of this format, or does not."""
+        return replace(self, dynamic=self.dynamic and rounds_input)
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -56,7 +69,7 @@ class Storage:
                 "products in fp8 need a GPU of compute capability 9.0, such as H100 and H200, "
                 f'found {found}; use model.arithmetic = "int8" with model.quantize = "int8", or "bf16"'
             )
-        if self.format == "int8" and k.compute_capability < 80:
+        if self.whole and k.compute_capability < 80:
             raise EnvironmentFault(
                 "products in int8 need a GPU of compute capability 8.0 or later, such as A100 and RTX 3090, "
                 f'found {found}; use model.arithmetic = "bf16"'
@@ -88,8 +101,27 @@ class QuantizedWeight(ABC):
         """Returns `weight`, stored so."""
         if storage.format == "nf4":
             return Nf4Weight(weight.shape, *(Frozen(part.data) for part in F.nf4_quantize(weight)))
-        data, scales = (F.fp8_quantize if storage.format == "fp8" else F.int8_quantize)(weight)
-        return ScaledWeight(Frozen(data.data), Frozen(scales.data), storage.dynamic)
+        group = group_of(weight.shape[-1]) if storage.format == "int8-convrot" else 0
+        data, scales = F.int8_quantize(weight, group) if storage.whole else F.fp8_quantize(weight)
+        return ScaledWeight(Frozen(data.data), Frozen(scales.data), storage.dynamic, group)
+
+    @classmethod
+    def kept(
+        cls, sizes: tuple[int, ...], stored: Kept, storage: Storage, backend: Backend
+    ) -> QuantizedWeight | None:
+        """Returns the weight with its bytes as they are; None if it is to be stored otherwise, or ops read others."""
+        if isinstance(stored, StoredNf4):
+            return Nf4Weight.of_parts(sizes, stored, backend) if storage.format == "nf4" else None
+        groups = GROUPS if storage.format == "int8-convrot" else (0,)
+        if not storage.whole or stored.data.shape != sizes or stored.rotated not in groups:
+            return None
+        parts = np.array(stored.data), np.array(stored.factors, np.float32).view(uint32)
+        return ScaledWeight(*(Frozen(backend.to_device(part)) for part in parts), storage.dynamic, stored.rotated)
+
+    @property
+    @abstractmethod
+    def magnitudes(self) -> Array:
+        """Of the numbers, fp32 ones that are finite where all are."""
 
     @property
     def device(self) -> str:
@@ -104,26 +136,27 @@ class QuantizedWeight(ABC):
 class ScaledWeight(QuantizedWeight):
     """`data` (out, in), e4m3 in uint8 or int8, and `scales` (out,). See `ops/linear/scaled.py`.
 
-    With `dynamic` the layer's inputs and gradients are rounded to the same format for its products, too.
+    With `dynamic` the layer's inputs and gradients are rounded to the same format for its products, too. So many
+    columns are `rotated` together, see `ops/linear/convrot.py`; 0: none.
     """
 
     data: Tensor
     scales: Tensor
     dynamic: bool
+    rotated: int = 0
 
     @classmethod
     def joined(cls, weights: Sequence[ScaledWeight]) -> list[Self]:
         """Weights of one shape and format, moved next to each other in memory, so that one product can read them."""
         blocks = [F.stack([getattr(w, part) for w in weights]).data for part in ("data", "scales")]
-        return [cls(Frozen(c), Frozen(s), w.dynamic) for c, s, w in zip(*blocks, weights, strict=True)]
+        return [cls(Frozen(c), Frozen(s), w.dynamic, w.rotated) for c, s, w in zip(*blocks, weights, strict=True)]
 
     def alike(self, other: object) -> bool:
         """Tells whether one op can take both."""
-        return isinstance(other, ScaledWeight) and (self.data.dtype, self.dynamic) == (other.data.dtype, other.dynamic)
-
-    @property
-    def format(self) -> str:
-        return "fp8" if self.data.dtype == uint8 else "int8"
+        if not isinstance(other, ScaledWeight):
+            return False
+        own, its = ((w.data.dtype, w.dynamic, w.rotated) for w in (self, other))
+        return own == its
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -134,33 +167,16 @@ class ScaledWeight(QuantizedWeight):
         return self.data, self.scales
 
     def dequantize(self, dtype: DType) -> Tensor:
-        made: Tensor = F.scaled_dequantize(self.data, self.scales, dtype)
+        made: Tensor = F.scaled_dequantize(self.data, self.scales, dtype, self.rotated)
         return made
 
     def to(self, device: str) -> Self:
         data, scales = (Frozen(t.to(device).data) for t in self.stored)
-        return type(self)(data, scales, self.dynamic)
-
-
-class StoredNf4(Protocol):
-    """A weight in 4 bits as a file has it: see `ops/linear/nf4.py`; its blocks and numbers may be others."""
+        return type(self)(data, scales, self.dynamic, self.rotated)
 
     @property
-    def data(self) -> np.ndarray[Any, Any]: ...
-    @property
-    def magnitudes(self) -> np.ndarray[Any, Any]: ...
-    @property
-    def codes(self) -> np.ndarray[Any, Any]: ...
-    @property
-    def outer(self) -> np.ndarray[Any, Any]: ...
-    @property
-    def outer_codes(self) -> np.ndarray[Any, Any]: ...
-    @property
-    def block(self) -> int: ...
-    @property
-    def outer_block(self) -> int: ...
-    @property
-    def offset(self) -> float: ...
+    def magnitudes(self) -> Array:
+        return self.scales.data.view(float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +201,18 @@ class Nf4Weight(QuantizedWeight):
         return self.data, self.absmax, self.nested, self.offset
 
     @classmethod
-    def kept(cls, sizes: tuple[int, ...], stored: StoredNf4, device: str) -> Self | None:
+    def of_parts(cls, sizes: tuple[int, ...], stored: StoredNf4, backend: Backend) -> Self | None:
         """The weight with its bytes as they are; None if its blocks or its numbers are not those of `ops/linear`."""
         found = stored.block, stored.outer_block, list(stored.codes), list(stored.outer_codes)
         if found != (BLOCK, NESTED_BLOCK, list(NORMAL), list(DYNAMIC)):
             return None
         outer = np.array(stored.outer, np.float32), np.array([stored.offset], np.float32)
         parts = stored.data, stored.magnitudes, *(each.view(uint32) for each in outer)
-        backend = get_backend(device)
         return cls(sizes, *(Frozen(backend.to_device(each)) for each in parts))
 
     @property
     def magnitudes(self) -> Array:
-        """Of magnitudes the largest, and their mean, fp32: with these finite all numbers are."""
+        """Of magnitudes the largest, and their mean."""
         xp = self.data.backend.xp
         made: Array = xp.concatenate([self.nested.data, self.offset.data]).view(float32)
         return made

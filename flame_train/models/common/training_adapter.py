@@ -24,7 +24,7 @@ from flame_train.errors import ModelFileError
 from flame_train.io.digests import Digests
 from flame_train.io.dtypes import widened
 from flame_train.io.lora_names import LoraFamily
-from flame_train.io.weight_files import StoredNf4, Weights
+from flame_train.io.weight_files import Kept, Weights
 from flame_train.io.weights import open_weights
 from flame_train.networks.files.build_parts import Native
 from flame_train.networks.files.part import Part, Unchanged
@@ -76,9 +76,9 @@ class _Updated(Unchanged):
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def nf4(self, name: str) -> StoredNf4 | None:
+    def as_kept(self, name: str) -> Kept | None:
         """Returns None for a weight with an update: the sum is in no file."""
-        return None if name in self._factors else super().nf4(name)
+        return None if name in self._factors else super().as_kept(name)
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
         if name not in self._factors:

@@ -16,7 +16,7 @@ from flame_train.engine import nn
 from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Op, Shape, Source
 from flame_train.io.resolve import Component, Resolved, fit, native_shapes
-from flame_train.io.weight_files import StoredNf4, Weights
+from flame_train.io.weight_files import Kept, Weights
 from flame_train.networks.files.stated import Stated
 from flame_train.progress import progress
 
@@ -51,11 +51,11 @@ class Native:
     def close(self) -> None:
         """Ends what reads ahead."""
 
-    def nf4(self, name: str) -> StoredNf4 | None:
-        """Returns the tensor as NF4, where the file holds it, and it alone, so."""
+    def as_kept(self, name: str) -> Kept | None:
+        """Returns the tensor in fewer bits, where the file holds it, and it alone, so."""
         source = self.sources[name]
         alone = source.op is Op.COPY and (source.parts, source.shape) == (1, None)
-        return self._weights.nf4(source.names[0]) if alone else None
+        return self._weights.as_kept(source.names[0]) if alone else None
 
 
 def parts(

@@ -19,7 +19,7 @@ from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.io.digests import Digests
 from flame_train.io.keymap import Shape, Source
-from flame_train.io.weight_files import StoredNf4, Weights
+from flame_train.io.weight_files import Kept, Weights
 from flame_train.io.weights import open_weights
 from flame_train.networks.block_network import BlockNetwork
 from flame_train.networks.block_offload import StreamedWeights
@@ -165,18 +165,24 @@ class Unchanged(Native):
         advance: Callable[[float], None],
     ) -> None:
         super().__init__(weights, sources, shapes)
-        self._advance = advance
+        self._advance, self._counted = advance, set[str]()
+
+    def _count(self, name: str) -> None:
+        """Advances by a tensor that is read, once where it is asked for as it is kept first."""
+        if name not in self._counted:
+            self._counted.add(name)
+            self._advance(1)
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
         array = super().read(name)
-        self._advance(1)
+        self._count(name)
         self._refuse_changed(name, array.shape)
         return array
 
-    def nf4(self, name: str) -> StoredNf4 | None:
-        packed = super().nf4(name)
+    def as_kept(self, name: str) -> Kept | None:
+        packed = super().as_kept(name)
         if packed is not None:
-            self._advance(1)
+            self._count(name)
             self._refuse_changed(name, self._weights.info(self.sources[name].names[0]).shape)
         return packed
 

@@ -227,7 +227,7 @@ def _with_files(config: Config, found: Iterable[Found]) -> Config:
 
 def storage_of(quantize: str, arithmetic: str) -> nn.Storage | None:
     """Returns how the engine stores a base: as `model.quantize` says, with products as `model.arithmetic` says."""
-    return None if quantize == "off" else nn.Storage(quantize, dynamic=arithmetic == quantize)
+    return None if quantize == "off" else nn.Storage(quantize, dynamic=quantize.startswith(arithmetic))
 
 
 def encoding_formats(config: Config) -> dict[str, str]:

@@ -57,7 +57,7 @@ class BenchCase:
     checkpointing: Checkpointing = "off"
     device: str = "cuda"
     deterministic: bool = True
-    quantize: Literal["off", "fp8", "int8", "nf4"] = "off"
+    quantize: Literal["off", "fp8", "int8", "int8-convrot", "nf4"] = "off"
     arithmetic: Literal["bf16", "fp8", "int8"] = "bf16"
     checkpoint_blocks: Sequence[str] = ()
     optimizer: str = "adamw"

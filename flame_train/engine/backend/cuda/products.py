@@ -9,6 +9,8 @@ from typing import Any
 from ...dtype import Array, DType, float32, float64, int8, int32
 from .arrays import Arrays
 from .autotuner import AutotuneCache, default_folder
+from .codegen.kernel_ir import Operands as Rowwise
+from .codegen.kernel_ir import Program, Table
 from .cubin import Cubins
 from .dual_gemm import DualGemm, Operands
 from .launch_hooks import LaunchHooks
@@ -116,7 +118,14 @@ class Products(Arrays):
         return out
 
     def scaled_product(
-        self, a: ScaledRows, b: ScaledRows, *, out: Array, bias: Array | None = None, plus: Array | None = None
+        self,
+        a: ScaledRows,
+        b: ScaledRows,
+        *,
+        out: Array,
+        bias: Array | None = None,
+        plus: Array | None = None,
+        rotated: int = 0,
     ) -> None:
         """Returns out (..., N) = a @ b^T (+ bias) (+ plus), for a (M, K) and b (N, K).
 
@@ -128,12 +137,13 @@ class Products(Arrays):
             out: (..., N), with M rows.
             bias: (N,), or None.
             plus: an addend of the result's shape, or None.
+            rotated: the product's columns that are rotated together, of int8 without a bias; 0: none.
         """
         (rows, row_scales), (columns, column_scales) = a, b
         flat = out.reshape(-1, len(columns))
         added = flat if plus is out else None if plus is None else self.contiguous(plus).reshape(flat.shape)
         if rows.dtype == int8:
-            return self._int8_product(a, b, flat, bias, added)
+            return self._int8_product(a, b, flat, bias, added, rotated)
         product = partial(self.cublaslt.product, rows, columns.T, flat, plus=added, scales=(row_scales, column_scales))
         shape = *rows.shape, len(columns)
         if bias is not None and shape not in self._biased_apart:
@@ -145,8 +155,10 @@ class Products(Arrays):
         if bias is not None:
             self.elementwise(("x + bias",), {"x": flat, "bias": bias}, (flat.dtype,), out=(flat,))
 
-    def _int8_product(self, a: ScaledRows, b: ScaledRows, out: Array, bias: Array | None, plus: Array | None) -> None:
-        """`scaled_product` of int8 by parts of the rows: sums in int32, then factors, bias and `plus` in one pass."""
+    def _int8_product(
+        self, a: ScaledRows, b: ScaledRows, out: Array, bias: Array | None, plus: Array | None, rotated: int
+    ) -> None:
+        """`scaled_product` of int8 by parts of the rows: sums in int32, then factors and all else in one pass."""
         (rows, row_scales), (columns, column_scales) = a, b
         factors = row_scales.view(float32)[:, None], column_scales.view(float32)
         further = {} if bias is None else {"bias": bias}
@@ -156,6 +168,13 @@ class Products(Arrays):
             part = slice(first, first + step)
             sums = self.empty(out[part].shape, int32)
             self.cublaslt.product(rows[part], columns.T, sums)
+            if rotated:
+                steps, given = ("row y = sums * by * across", f"rotate{rotated} z = y"), {"sums": sums}
+                given |= {} if plus is None else {"plus": plus[part]}
+                program = Program(steps, ("z" if plus is None else "z + plus",))
+                by, across = {"by": factors[0][part, 0]}, {"across": Table(factors[1])}
+                self.rows(program, Rowwise(given, across, by), (out.dtype,), out=(out[part],))
+                continue
             operands = {"sums": sums, "by": factors[0][part], "across": factors[1], **further}
             operands |= {} if plus is None else {"plus": plus[part]}
             self.elementwise((value,), operands, (out.dtype,), out=(out[part],))

@@ -112,16 +112,18 @@ feed_forward.perf_samples(
 
 @dataclass(frozen=True, slots=True)
 class ScaledWeights(Arguments):
-    """Both layers' weights as data (out, in), e4m3 in uint8 or int8, and scales (out,)."""
+    """Both layers' weights as data (out, in), e4m3 in uint8 or int8, scales (out,), and columns rotated together."""
 
     data1: Array
     scales1: Array
     data2: Array
     scales2: Array
+    rotated: int
 
     def decoded(self, k: Launcher, dtype: DType) -> tuple[Array, Array]:
         """Returns both weights in `dtype`."""
-        return decode(k, self.data1, self.scales1, dtype), decode(k, self.data2, self.scales2, dtype)
+        first = decode(k, self.data1, self.scales1, dtype, self.rotated)
+        return first, decode(k, self.data2, self.scales2, dtype, self.rotated)
 
 
 @composite(aux=("hidden",))
@@ -134,6 +136,7 @@ def scaled_feed_forward(
     scales2: Tensor,
     bias2: Tensor | None = None,
     dynamic: bool = False,
+    rotated: int = 0,
 ) -> Tensor:
     """scaled_linear(gelu(scaled_linear(input, data1, scales1, bias1), approximate="tanh"), data2, scales2, bias2)
 
@@ -147,12 +150,13 @@ def scaled_feed_forward(
         scales2: uint32 (out,).
         bias2: (out,), or None.
         dynamic: whether rows are rounded, too.
+        rotated: columns of both that are rotated together; 0: none.
 
     Returns:
         (..., out).
     """
-    hidden = scaled_linear(input, data1, scales1, bias1, dynamic=dynamic)
-    return scaled_linear(gelu(hidden, approximate="tanh"), data2, scales2, bias2, dynamic=dynamic)
+    hidden = scaled_linear(input, data1, scales1, bias1, dynamic=dynamic, rotated=rotated)
+    return scaled_linear(gelu(hidden, approximate="tanh"), data2, scales2, bias2, dynamic=dynamic, rotated=rotated)
 
 
 scaled_feed_forward.non_differentiable("data1", "scales1", "data2", "scales2")
@@ -162,6 +166,7 @@ scaled_feed_forward.samples(
         sample((2, 3, 4), *stored(6, 4), (6,), *stored(5, 6), (5,)),
         sample((3, 4), *stored(6, 4), None, *stored(4, 6)),
         sample((3, 4), *stored(6, 4, dtype=int8), (6,), *stored(4, 6, dtype=int8)),
+        sample((3, 4), *stored(8, 4, dtype=int8), (8,), *stored(4, 8, dtype=int8), rotated=4),
     )
 )
 
@@ -179,15 +184,19 @@ scaled_feed_forward.perf_samples(
     lambda: (
         sample((32, 1030, 32), *stored(512, 32), (512,), *stored(48, 512), (48,)),
         sample((2, 77, 640), *stored(2560, 640), (2560,), *stored(640, 2560), (640,), dynamic=True),
-        sample(
-            (2, 77, 640), *stored(2560, 640, dtype=int8), (2560,), *stored(640, 2560, dtype=int8), (640,), dynamic=True
+        *(
+            sample((2, 77, 640), *first, (2560,), *second, (640,), dynamic=True, rotated=group)
+            for first, second in ((stored(2560, 640, dtype=int8), stored(640, 2560, dtype=int8)),)
+            for group in (0, 64)
         ),
     )
 )
 
 
 def _misfit(input: Array, weights: ScaledWeights, bias1: Array | None, bias2: Array | None) -> str:
-    if not fits(input, weights.data1, weights.scales1) or not fits(weights.data1.T, weights.data2, weights.scales2):
+    group = weights.rotated
+    first = fits(input, weights.data1, weights.scales1, rotated=group)
+    if not first or not fits(weights.data1.T, weights.data2, weights.scales2, rotated=group):
         return "arguments that are refused"
     return conditions.same(conditions.LOW, input, bias1, bias2)
 
@@ -220,17 +229,17 @@ def _(
     k: Launcher, input: Array, weights: ScaledWeights, bias1: Array | None, bias2: Array | None
 ) -> tuple[Array, Array]:
     hidden = k.empty((*input.shape[:-1], len(weights.data1)), input.dtype)
-    k.scaled_product(
-        encode(k, input, weights.data1.dtype), (k.contiguous(weights.data1), weights.scales1), out=hidden, bias=bias1
-    )
+    rounded = encode(k, input, weights.data1.dtype, rotated=weights.rotated)
+    k.scaled_product(rounded, (k.contiguous(weights.data1), weights.scales1), out=hidden, bias=bias1)
     out = k.empty((*input.shape[:-1], len(weights.data2)), input.dtype)
-    rounded = encode(k, hidden, weights.data2.dtype, value="gelu_tanh(x)")
+    rounded = encode(k, hidden, weights.data2.dtype, value="gelu_tanh(x)", rotated=weights.rotated)
     k.scaled_product(rounded, (k.contiguous(weights.data2), weights.scales2), out=out, bias=bias2)
     return out, hidden
 
 
 @scaled_feed_forward.cuda_vjp("scaled", "input", when=(_misfit, _products))
 def _(k: Launcher, g: Array, weights: ScaledWeights, hidden: Array, targets: GradTargets) -> Array:
-    grad = scaled_product_to(k, g, weights.data2, weights.scales2, ALLOCATE)
+    first, second = (weights.data1, weights.scales1), (weights.data2, weights.scales2)
+    grad = scaled_product_to(k, g, *second, ALLOCATE, rotated=weights.rotated)
     value = "x * gelu_tanh_derivative(other)"
-    return scaled_product_to(k, grad, weights.data1, weights.scales1, targets["input"], value=value, other=hidden)
+    return scaled_product_to(k, grad, *first, targets["input"], value, hidden, weights.rotated)

@@ -18,7 +18,7 @@ from ...dtype import Array, float32, int8, uint8
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
-from . import e4m3
+from . import convrot, e4m3
 from . import int8 as whole
 from .e4m3 import factors
 from .matmul import check_linear, check_residual, product_to, residual_fits, rows_product
@@ -36,6 +36,7 @@ def scaled_linear(
     bias: Array | None = None,
     residual: Array | None = None,
     dynamic: bool = False,
+    rotated: int = 0,
 ) -> Array:
     """linear(input, scaled_dequantize(data, scales), bias) + residual; with dynamic of input's rows rounded as data are
 
@@ -43,12 +44,13 @@ def scaled_linear(
         data: e4m3 in uint8, or int8 (out, in).
         scales: the bits of fp32 factors, uint32 (out,).
         dynamic: whether input's rows are rounded to data's format.
+        rotated: data's columns that are rotated together, see `convrot.py`; 0: none. Then input's are, too.
 
     Returns:
         (..., out).
     """
-    check_layer(input, data, scales, residual, "scaled_linear")
-    y = stored_product(xp, input, data, scales, dynamic)
+    check_layer(input, data, scales, residual, "scaled_linear", rotated)
+    y = stored_product(xp, input, data, scales, dynamic, rotated)
     for term in (bias, residual):
         y = y if term is None else y + term
     return y
@@ -57,7 +59,9 @@ def scaled_linear(
 scaled_linear.non_differentiable("data", "scales")
 
 
-def check_layer(input: Array, data: Array, scales: Array, residual: Array | None, op: str) -> None:
+def check_layer(
+    input: Array, data: Array, scales: Array, residual: Array | None, op: str, rotated: int = 0
+) -> None:
     """Raises ShapeError or TypeError unless data, scales and residual are a layer's and fit the input.
 
     Args:
@@ -67,12 +71,14 @@ def check_layer(input: Array, data: Array, scales: Array, residual: Array | None
         ShapeError: sizes do not fit.
         TypeError: data or scales have another dtype.
     """
-    check_stored(data, scales, op)
+    check_stored(data, scales, op, rotated)
     check_linear(input, data)
     check_residual(op, input, data, residual)
 
 
-def stored_product(xp: Namespace, input: Array, data: Array, scales: Array, dynamic: bool) -> Array:
+def stored_product(
+    xp: Namespace, input: Array, data: Array, scales: Array, dynamic: bool, rotated: int = 0
+) -> Array:
     """Returns input @ weight^T; with `dynamic` of its rounded rows, and of int8 exact before factors are applied.
 
     Args:
@@ -83,9 +89,9 @@ def stored_product(xp: Namespace, input: Array, data: Array, scales: Array, dyna
         (..., out).
     """
     if dynamic and data.dtype == int8:
-        return _whole_product(xp, input, data.T) * factors(scales, input.dtype)
+        return _whole_product(xp, convrot.rotated(xp, input, rotated), data.T) * factors(scales, input.dtype)
     seen = e4m3.rounded(xp, input) if dynamic else input
-    return rows_product(xp, seen, weight_of(xp, data, scales, input.dtype).T)
+    return rows_product(xp, seen, weight_of(xp, data, scales, input.dtype, rotated).T)
 
 
 def _whole_product(xp: Namespace, x: Array, columns: Array) -> Array:
@@ -95,7 +101,7 @@ def _whole_product(xp: Namespace, x: Array, columns: Array) -> Array:
     return made.reshape(*x.shape[:-1], columns.shape[1])
 
 
-def input_grad(xp: Namespace, g: Array, data: Array, scales: Array, dynamic: bool) -> Array:
+def input_grad(xp: Namespace, g: Array, data: Array, scales: Array, dynamic: bool, rotated: int = 0) -> Array:
     """Returns g @ weight, the gradient of a layer's input; with `dynamic` its rows are rounded.
 
     Each row of the weight meets one column of g, so its factor is multiplied into that column before the rounding.
@@ -108,14 +114,16 @@ def input_grad(xp: Namespace, g: Array, data: Array, scales: Array, dynamic: boo
         (..., in).
     """
     if not dynamic:
-        return rows_product(xp, g, weight_of(xp, data, scales, g.dtype))
+        return rows_product(xp, g, weight_of(xp, data, scales, g.dtype, rotated))
     g = g * factors(scales, g.dtype)
     if data.dtype == int8:
-        return _whole_product(xp, g, data)
+        return convrot.rotated(xp, _whole_product(xp, g, data), rotated)
     return rows_product(xp, e4m3.rounded(xp, g), e4m3.decoded(xp, data, g.dtype))
 
 
-scaled_linear.vjp("input")(lambda xp, g, data, scales, dynamic: input_grad(xp, g, data, scales, dynamic))
+scaled_linear.vjp("input")(
+    lambda xp, g, data, scales, dynamic, rotated: input_grad(xp, g, data, scales, dynamic, rotated)
+)
 scaled_linear.vjp("bias")(lambda xp, g: g)
 scaled_linear.vjp("residual")(lambda xp, g: g)
 scaled_linear.samples(
@@ -124,6 +132,7 @@ scaled_linear.samples(
         sample((3, 4), *stored(5, 4, dtype=int8), (5,)),
         sample((2, 3, 4), *stored(5, 4), None, (2, 3, 5)),
         sample((2, 3, 4), *stored(5, 4), (5,), (2, 3, 5)),
+        sample((2, 3, 16), *stored(5, 16, dtype=int8), (5,), (2, 3, 5), rotated=16),
     )
 )
 scaled_linear.perf_samples(
@@ -134,7 +143,11 @@ scaled_linear.perf_samples(
         sample((333, 256), *stored(144, 256), dynamic=True),
         sample((333, 9728), *stored(256, 9728), (256,), dynamic=True),
         *(sample((333, 256), *stored(144, 256, dtype=int8), dynamic=way) for way in (False, True)),
-        sample((2, 77, 640), *stored(1280, 640, dtype=int8), (1280,), (2, 77, 1280), dynamic=True),
+        *(
+            sample((2, 77, 640), *stored(1280, 640, dtype=int8), (1280,), (2, 77, 1280), dynamic=True, rotated=group)
+            for group in (0, 64)
+        ),
+        *(sample((333, 512), *stored(144, 512, dtype=int8), dynamic=way, rotated=256) for way in (False, True)),
     )
 )
 
@@ -186,15 +199,15 @@ def products(input: Array, data: Array, dynamic: bool, *others: Array | None) ->
     return conditions.same(conditions.LOW, input, *others)
 
 
-def fits(input: Array, data: Array, scales: Array, residual: Array | None = None) -> bool:
-    """Tells whether `check_layer` accepts these."""
-    stored = belong(data, scales) and data.ndim == 2
+def fits(input: Array, data: Array, scales: Array, residual: Array | None = None, rotated: int = 0) -> bool:
+    """Tells whether `check_layer` accepts these, and kernels the group."""
+    stored = belong(data, scales, rotated) and data.ndim == 2 and not convrot.unfit(rotated)
     stored = stored and bool(input.ndim) and input.shape[-1] == data.shape[-1]
     return stored and residual_fits(input, data, residual)
 
 
-def _refused(input: Array, data: Array, scales: Array, residual: Array | None) -> str:
-    return "" if fits(input, data, scales, residual) else "arguments that are refused"
+def _refused(input: Array, data: Array, scales: Array, residual: Array | None, rotated: int) -> str:
+    return "" if fits(input, data, scales, residual, rotated) else "arguments that are refused"
 
 
 def _storage(input: Array, data: Array, bias: Array | None, residual: Array | None, dynamic: bool) -> str:
@@ -206,26 +219,31 @@ def _products(input: Array, data: Array, bias: Array | None, residual: Array | N
 
 
 @scaled_linear.cuda("cublaslt", when=(_refused, _storage))
-def _(k: Launcher, input: Array, data: Array, scales: Array, bias: Array | None, residual: Array | None) -> Array:
-    return k.matmul(input, decode(k, data, scales, input.dtype).T, bias=bias, plus=residual)
+def _(
+    k: Launcher, input: Array, data: Array, scales: Array, bias: Array | None, residual: Array | None, rotated: int
+) -> Array:
+    return k.matmul(input, decode(k, data, scales, input.dtype, rotated).T, bias=bias, plus=residual)
 
 
 @scaled_linear.cuda_vjp("cublaslt", "input", when=(_refused, _storage))
-def _(k: Launcher, g: Array, data: Array, scales: Array, targets: GradTargets) -> Array:
-    weight = decode(k, data, scales, g.dtype)
+def _(k: Launcher, g: Array, data: Array, scales: Array, rotated: int, targets: GradTargets) -> Array:
+    weight = decode(k, data, scales, g.dtype, rotated)
     return product_to(k, targets["input"], g, weight)
 
 
 @scaled_linear.cuda("scaled", when=(_refused, _products))
-def _(k: Launcher, input: Array, data: Array, scales: Array, bias: Array | None, residual: Array | None) -> Array:
+def _(
+    k: Launcher, input: Array, data: Array, scales: Array, bias: Array | None, residual: Array | None, rotated: int
+) -> Array:
     out = k.empty((*input.shape[:-1], len(data)), input.dtype)
-    k.scaled_product(encode(k, input, data.dtype), (k.contiguous(data), scales), out=out, bias=bias, plus=residual)
+    rounded = encode(k, input, data.dtype, rotated=rotated)
+    k.scaled_product(rounded, (k.contiguous(data), scales), out=out, bias=bias, plus=residual)
     return out
 
 
 @scaled_linear.cuda_vjp("scaled", "input", when=(_refused, _products))
-def _(k: Launcher, g: Array, data: Array, scales: Array, targets: GradTargets) -> Array:
-    return scaled_product_to(k, g, data, scales, targets["input"])
+def _(k: Launcher, g: Array, data: Array, scales: Array, rotated: int, targets: GradTargets) -> Array:
+    return scaled_product_to(k, g, data, scales, targets["input"], rotated=rotated)
 
 
 def scaled_product_to(
@@ -236,6 +254,7 @@ def scaled_product_to(
     target: GradTarget,
     value: str = "x",
     other: Array | None = None,
+    rotated: int = 0,
 ) -> Array:
     """Returns g @ weight by a product of 8 bits, as the gradient at `target`.
 
@@ -244,15 +263,17 @@ def scaled_product_to(
     Args:
         data: e4m3 in uint8, or int8 (out, in).
         value, other: as in `encode`.
+        rotated: data's columns that are rotated together; 0: none.
 
     Returns:
         (..., in).
     """
     if target.addend is not None and target.addend.dtype != g.dtype:
-        return target.addend + scaled_product_to(k, g, data, scales, ALLOCATE, value, other)
+        return target.addend + scaled_product_to(k, g, data, scales, ALLOCATE, value, other, rotated)
     shape = (*g.shape[:-1], data.shape[1])
     buffer = target.buffer
     made = buffer if buffer is not None and buffer.flags.c_contiguous else k.empty(shape, g.dtype)
     columns, ones = transposed(k, k.contiguous(data)), k.ones[: data.shape[1]]
-    k.scaled_product(encode(k, g, data.dtype, scales, value, other), (columns, ones), out=made, plus=target.addend)
+    rounded = encode(k, g, data.dtype, scales, value, other)
+    k.scaled_product(rounded, (columns, ones), out=made, plus=target.addend, rotated=rotated)
     return made

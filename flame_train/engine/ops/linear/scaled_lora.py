@@ -15,6 +15,7 @@ from ...dtype import Array, DType, int8, uint8
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
+from . import convrot
 from .low_rank import (
     AppliedLowRanks,
     Gradients,
@@ -32,14 +33,15 @@ from .skinny_gemm import SkinnyOperands, factor_gradients, listed, side_by_side
 
 @dataclass(frozen=True, slots=True)
 class ScaledWeights(Arguments):
-    """The weights of n layers, each as data (out, in), e4m3 in uint8 or int8, and scales (out,)."""
+    """The weights of n layers, each as data (out, in), e4m3 in uint8 or int8, scales (out,), and rotated together."""
 
     data: Sequence[Array]
     scales: Sequence[Array]
+    rotated: int
 
     def decoded(self, k: Launcher, dtype: DType) -> Array:
         """Returns the weights (n, out, in) in `dtype`."""
-        return decode(k, k.stacked(self.data), k.stacked(self.scales), dtype)
+        return decode(k, k.stacked(self.data), k.stacked(self.scales), dtype, self.rotated)
 
 
 @primitive(aux=("lora_hidden",), multiple=True)
@@ -54,6 +56,7 @@ def scaled_lora_linears(
     bias: Array | None = None,
     residual: Array | None = None,
     dynamic: bool = False,
+    rotated: int = 0,
 ) -> tuple[list[Array], Array]:
     """scaled_linear(input, data[i], scales[i], bias, residual) + (scale * input @ downs[i]^T) @ ups[i]^T for each i
 
@@ -62,14 +65,15 @@ def scaled_lora_linears(
     Args:
         data: n of e4m3 in uint8, or of int8 (out, in).
         dynamic: whether the products with the stored weights are of 8 bits.
+        rotated: data's columns that are rotated together, see `convrot.py`; 0: none.
 
     Returns:
         n outputs (..., out), and the low-rank activations (rows, n rank).
     """
-    _check(input, ScaledWeights(data, scales), LowRanks(downs, ups, scale), bias, residual)
+    _check(input, ScaledWeights(data, scales, rotated), LowRanks(downs, ups, scale), bias, residual)
     made, hiddens = [], []
     for c, s, down, up in zip(data, scales, downs, ups, strict=True):
-        y = stored_product(xp, input, c, s, dynamic)
+        y = stored_product(xp, input, c, s, dynamic, rotated)
         for term in (bias, residual):
             y = y if term is None else y + term
         hiddens.append(rows_product(xp, input, down.T) * scale)
@@ -91,7 +95,7 @@ def _check(input: Array, weights: ScaledWeights, lora: LowRanks, bias: Array | N
     if len({w.dtype for w in weights.data}) > 1:
         raise TypeError("scaled_lora_linears: expected data of one format, got uint8 and int8")
     for w, s, down, up in zip(weights.data, weights.scales, lora.downs, lora.ups, strict=True):
-        check_layer(input, w, s, residual, "scaled_lora_linears")
+        check_layer(input, w, s, residual, "scaled_lora_linears", weights.rotated)
         check_factors("scaled_lora_linears", w, down, up)
 
 
@@ -112,7 +116,7 @@ def _(
     if "input" in needs:
         whole = xp.concatenate(rows, axis=-1), xp.concatenate(weights.data), xp.concatenate(weights.scales)
         updates = sum(xp.matmul(h, down) for h, down in zip(grad_hidden, lora.downs, strict=True))
-        dx = (input_grad(xp, *whole, dynamic) + updates).reshape(input.shape)
+        dx = (input_grad(xp, *whole, dynamic, weights.rotated) + updates).reshape(input.shape)
     d_downs = [xp.matmul(h.T, x) for h in grad_hidden] if "downs" in needs else None
     ends = np.cumsum([len(d) for d in lora.downs])[:-1]
     hiddens = xp.split(lora.lora_hidden, ends.tolist(), axis=-1)
@@ -134,6 +138,7 @@ scaled_lora_linears.samples(
         sample((4, 8), *_stored(1, 6, 8), [(1, 8)], [(6, 1)], 2.0, (6,), (4, 6)),
         sample((2, 8), *_stored(1, 6, 8), [(2, 8)], [(6, 2)], 0.5),
         sample((2, 3, 8), *_stored(2, 6, 8, dtype=int8), [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5),
+        sample((2, 16), *_stored(2, 6, 16, dtype=int8), [(2, 16), (2, 16)], [(6, 2), (6, 2)], 0.5, rotated=16),
     )
 )
 scaled_lora_linears.perf_samples(
@@ -143,7 +148,11 @@ scaled_lora_linears.perf_samples(
         sample((2, 77, 320), *_stored(3, 640, 320), [(16, 320)] * 3, [(640, 16)] * 3, 0.5, dynamic=True),
         sample((1, 521, 144), *_stored(1, 80, 144), [(16, 144)], [(80, 16)], 0.5, (80,), (1, 521, 80), dynamic=True),
         sample((1, 521, 144), *_stored(1, 80, 144, dtype=int8), [(16, 144)], [(80, 16)], 0.5, (80,), dynamic=True),
-        sample((2, 77, 320), *_stored(3, 640, 320, dtype=int8), [(16, 320)] * 3, [(640, 16)] * 3, 0.5, dynamic=True),
+        *(
+            sample((2, 77, 320), *of_three, [(16, 320)] * 3, [(640, 16)] * 3, 0.5, dynamic=True, rotated=group)
+            for of_three in (_stored(3, 640, 320, dtype=int8),)
+            for group in (0, 64)
+        ),
     )
 )
 
@@ -169,6 +178,8 @@ def _alike(input: Array, weights: ScaledWeights, lora: LowRanks, bias: Array | N
         _check(input, weights, lora, bias, residual)
     except (ShapeError, TypeError):
         return "arguments that are refused"
+    if problem := convrot.unfit(weights.rotated):
+        return problem
     for what in (weights.data, lora.downs, lora.ups):
         if len({(w.shape, w.dtype) for w in what}) > 1:
             return "layers of several shapes or formats"
@@ -212,7 +223,7 @@ def _(
     added = None if residual is None else residual.reshape(1, -1, out)
     k.matmul(hidden_parts, up.transpose(0, 2, 1), out=y_parts, plus=added)
     weight = stack.reshape(-1, width), factors.reshape(-1)
-    k.scaled_product(encode(k, x, stack.dtype), weight, out=y, bias=bias, plus=y)
+    k.scaled_product(encode(k, x, stack.dtype, rotated=weights.rotated), weight, out=y, bias=bias, plus=y)
     shape = (*input.shape[:-1], out)
     return [y[:, i * out : (i + 1) * out].reshape(shape) for i in range(n)], lora_hidden
 
@@ -228,7 +239,7 @@ def _(
     if "input" in targets:
         flat = k.contiguous(rows).reshape(*input.shape[:-1], n * out)
         weight = stack.reshape(-1, width), factors.reshape(-1)
-        dx = scaled_product_to(k, flat, *weight, targets["input"])
+        dx = scaled_product_to(k, flat, *weight, targets["input"], rotated=weights.rotated)
         k.matmul(grad_hidden, down.reshape(-1, width), out=dx.reshape(-1, width), plus=dx.reshape(-1, width))
     made = factor_gradients(k, SkinnyOperands(x, rows, grad_hidden, lora.lora_hidden, rank), listed(targets, n))
     return dx, made.get("down"), made.get("up")

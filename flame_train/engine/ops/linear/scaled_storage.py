@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.io.convrot import is_group
+
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...backend.cuda.launcher import Launcher
@@ -15,7 +17,7 @@ from ...namespace import NUMPY, Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
 from ..common.dims import at_least
-from . import e4m3
+from . import convrot, e4m3
 from . import int8 as whole
 from .e4m3 import factors
 
@@ -32,10 +34,19 @@ def fp8_quantize(xp: Namespace, input: Array) -> tuple[Array, Array]:
 
 
 @primitive(multiple=True)
-def int8_quantize(xp: Namespace, input: Array) -> tuple[Array, Array]:
-    """input (..., C) as whole numbers, int8, and each row's factor (...), the bits of a float32: data and scales"""
+def int8_quantize(xp: Namespace, input: Array, rotated: int = 0) -> tuple[Array, Array]:
+    """input (..., C) as whole numbers, int8, and each row's factor (...), the bits of a float32: data and scales
+
+    Args:
+        rotated: columns that are rotated together first, see `convrot.py`; 0: none.
+
+    Returns:
+        int8 (..., C), and uint32 (...).
+    """
     at_least(1, input.shape, "int8_quantize")
-    return whole.encoded(xp, input)
+    if rotated and not is_group(rotated, input.shape[-1]):
+        raise ShapeError(f"int8_quantize: expected a power of 4 that divides the columns, got {rotated}")
+    return whole.encoded(xp, convrot.rotated(xp, input, rotated))
 
 
 for _quantize in (fp8_quantize, int8_quantize):
@@ -43,14 +54,24 @@ for _quantize in (fp8_quantize, int8_quantize):
     _quantize.samples(sample((3, 16)), sample((2, 3, 5)), sample((0, 4)))
     _quantize.perf_samples(sample((3, 77, 640)), sample((5, 5120)), sample((70, 131)))
     _quantize.errors(ErrorSample(sample(()), ShapeError, "at least 1 dim"))
+int8_quantize.samples(sample((3, 16), 16), sample((2, 3, 32), 4))
+int8_quantize.perf_samples(*(sample((n, c), g) for n, c, g in ((9, 3072, 256), (70, 320, 64), (33, 48, 16))))
+int8_quantize.errors(ErrorSample(sample((3, 24), 16), ShapeError, "a power of 4 that divides the columns, got 16"))
 
 
 @primitive(data_movement=True)
-def scaled_dequantize(xp: Namespace, data: Array, scales: Array, dtype: DType) -> Array:
-    """The numbers (..., C) that `fp8_quantize` or `int8_quantize` stored, in dtype"""
-    check_stored(data, scales, "scaled_dequantize")
+def scaled_dequantize(xp: Namespace, data: Array, scales: Array, dtype: DType, rotated: int = 0) -> Array:
+    """The numbers (..., C) that `fp8_quantize` or `int8_quantize` stored, in dtype
+
+    Args:
+        rotated: the columns that were rotated together; they are rotated back.
+
+    Returns:
+        (..., C).
+    """
+    check_stored(data, scales, "scaled_dequantize", rotated)
     dtype = as_dtype(dtype)
-    return weight_of(xp, data, scales, compute_dtype(dtype)).astype(dtype)
+    return weight_of(xp, data, scales, compute_dtype(dtype), rotated).astype(dtype)
 
 
 scaled_dequantize.non_differentiable("data", "scales")
@@ -64,26 +85,38 @@ def stored(*shape: int, dtype: DType = uint8) -> tuple[np.ndarray[Any, Any], np.
 
 _BOTH = (uint8, int8)
 scaled_dequantize.samples(
-    lambda: [sample(*stored(*n, dtype=d), np.dtype(np.float64)) for d in _BOTH for n in ((5, 16), (2, 3, 5))]
+    lambda: [
+        *(sample(*stored(*n, dtype=d), np.dtype(np.float64)) for d in _BOTH for n in ((5, 16), (2, 3, 5))),
+        sample(*stored(5, 16, dtype=int8), np.dtype(np.float64), 16),
+    ]
 )
-scaled_dequantize.perf_samples(lambda: [sample(*stored(77, 640, dtype=d), bfloat16) for d in _BOTH])
+scaled_dequantize.perf_samples(
+    lambda: [
+        *(sample(*stored(77, 640, dtype=d), bfloat16) for d in _BOTH),
+        *(sample(*stored(77, 1280, dtype=int8), bfloat16, group) for group in (64, 256)),
+    ]
+)
 
 
 def _scaled_dequantize_errors() -> Iterator[ErrorSample]:
     data, scales = stored(5, 16)
     yield ErrorSample(sample(data, scales[:4], float32), ShapeError, r"expected scales of shape \(5,\), got \(4,\)")
+    yield ErrorSample(sample(data, scales, float32, 16), ShapeError, "rotated to be 0, or for int8 a power of 4")
 
 
 scaled_dequantize.errors(_scaled_dequantize_errors)
 
 
-def belong(data: Array, scales: Array) -> bool:
+def belong(data: Array, scales: Array, rotated: int = 0) -> bool:
     """Tells whether these are data and their scales."""
-    known = data.dtype in _STORED and scales.dtype == uint32
-    return known and bool(data.ndim) and scales.shape == data.shape[:-1]
+    try:
+        check_stored(data, scales, "", rotated)
+    except (TypeError, ShapeError):
+        return False
+    return True
 
 
-def check_stored(data: Array, scales: Array, op: str) -> None:
+def check_stored(data: Array, scales: Array, op: str, rotated: int = 0) -> None:
     """Raises TypeError or ShapeError unless these are data and their scales; `op` is the name in messages."""
     if data.dtype not in _STORED or scales.dtype != uint32:
         raise TypeError(
@@ -91,11 +124,13 @@ def check_stored(data: Array, scales: Array, op: str) -> None:
         )
     if not data.ndim or scales.shape != data.shape[:-1]:
         raise ShapeError(f"{op}: expected scales of shape {tuple(data.shape[:-1])}, got {tuple(scales.shape)}")
+    convrot.check_group(op, data, rotated)
 
 
-def weight_of(xp: Namespace, data: Array, scales: Array, dtype: DType) -> Array:
-    """Returns the decoded weight."""
-    return (e4m3 if data.dtype == uint8 else whole).decoded(xp, data, dtype) * factors(scales, dtype)[..., None]
+def weight_of(xp: Namespace, data: Array, scales: Array, dtype: DType, rotated: int = 0) -> Array:
+    """Returns the decoded weight, rotated back."""
+    made = (e4m3 if data.dtype == uint8 else whole).decoded(xp, data, dtype) * factors(scales, dtype)[..., None]
+    return convrot.rotated(xp, made, rotated)
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------
@@ -115,9 +150,15 @@ def _(k: Launcher, input: Array) -> tuple[Array, Array]:
     return data.reshape(input.shape), scales.reshape(input.shape[:-1])
 
 
-@int8_quantize.cuda("flame", when=_rows_to_encode)
-def _(k: Launcher, input: Array) -> tuple[Array, Array]:
-    data, scales = encode(k, input, int8)
+def _groups_to_encode(input: Array, rotated: int) -> str:
+    if rotated and (not input.ndim or not is_group(rotated, input.shape[-1])):
+        return "arguments that are refused"
+    return convrot.unfit(rotated) or _rows_to_encode(input)
+
+
+@int8_quantize.cuda("flame", when=_groups_to_encode)
+def _(k: Launcher, input: Array, rotated: int) -> tuple[Array, Array]:
+    data, scales = encode(k, input, int8, rotated=rotated)
     return data.reshape(input.shape), scales.reshape(input.shape[:-1])
 
 
@@ -129,11 +170,17 @@ _FACTORS = {
 
 
 def encode(
-    k: Launcher, x: Array, dtype: DType, by: Array | None = None, value: str = "x", other: Array | None = None
+    k: Launcher,
+    x: Array,
+    dtype: DType,
+    by: Array | None = None,
+    value: str = "x",
+    other: Array | None = None,
+    rotated: int = 0,
 ) -> tuple[Array, Array]:
     """Returns data (M, C) and scales (M,) of the expression `value` over the elements of x (..., C) and of `other`.
 
-    With `by` (C,), stored factors, each column is first multiplied by its own.
+    With `by` (C,), stored factors, each column is first multiplied by its own. Then columns are rotated.
 
     Args:
         x: (..., C).
@@ -141,29 +188,38 @@ def encode(
         by: stored factors of the columns, uint32 (C,), or None.
         value: the expression in C, over `x` and `other`.
         other: an array in the shape of x, or None.
+        rotated: columns that are rotated together; 0: none.
     """
     rows = {"x": x} if other is None else {"x": x, "other": other}
     tables = {} if by is None else {"by": Table(by.view(float32))}
     taken = f"row y = {value}{'' if by is None else ' * by'}"
-    steps = taken, "max largest = fabsf(y)", *_FACTORS[dtype]
-    data, factor = k.rows(Program(steps, ("y * inverse",), ("factor",)), Operands(rows, tables), (dtype, float32))
+    turn, seen = ((f"rotate{rotated} z = y",), "z") if rotated else ((), "y")
+    steps = taken, *turn, f"max largest = fabsf({seen})", *_FACTORS[dtype]
+    program = Program(steps, (f"{seen} * inverse",), ("factor",))
+    data, factor = k.rows(program, Operands(rows, tables), (dtype, float32))
     return data.reshape(-1, x.shape[-1]), factor.view(uint32)
 
 
-def _stored_to_decode(data: Array, scales: Array, dtype: DType) -> str:
-    if not belong(data, scales):
+def _stored_to_decode(data: Array, scales: Array, dtype: DType, rotated: int) -> str:
+    if not belong(data, scales, rotated):
         return "arguments that are refused"
+    if convrot.unfit(rotated) or (rotated and data.shape[-1] > LONGEST):
+        return f"rows of {data.shape[-1]} in groups of {rotated} columns"
     if as_dtype(dtype) not in conditions.AT_MOST_FP32:
         return f"no kernel for {dtype}"
     return "nothing to decode, or too much" if data.size == 0 or data.size >= 2**31 else ""
 
 
 @scaled_dequantize.cuda("flame", when=_stored_to_decode)
-def _(k: Launcher, data: Array, scales: Array, dtype: DType) -> Array:
-    return decode(k, data, scales, as_dtype(dtype))
+def _(k: Launcher, data: Array, scales: Array, dtype: DType, rotated: int) -> Array:
+    return decode(k, data, scales, as_dtype(dtype), rotated)
 
 
-def decode(k: Launcher, data: Array, scales: Array, dtype: DType) -> Array:
-    """Returns the numbers that data and scales store, in `dtype`."""
+def decode(k: Launcher, data: Array, scales: Array, dtype: DType, rotated: int = 0) -> Array:
+    """Returns the numbers that data and scales store, in `dtype`, rotated back."""
+    if rotated:
+        program = Program(("row y = data * factor", f"rotate{rotated} z = y"), ("z",))
+        operands = Operands({"data": data}, columns={"factor": k.contiguous(scales).reshape(-1).view(float32)})
+        return k.rows(program, operands, (dtype,))[0]
     factor = scales.view(float32)[..., None]
     return k.elementwise(("data * factor",), {"data": data, "factor": factor}, (dtype,))[0]

@@ -21,6 +21,12 @@ class Program:
     rows: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
 
+    @property
+    def rotates(self) -> int:
+        """The group of columns that a step rotates together; 0 where none does."""
+        groups = [int(step[6 : step.index(" ")]) for step in self.steps if step.startswith("rotate")]
+        return groups[0] if groups else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Reduction:

@@ -12,6 +12,8 @@ from .kernel_ir import Program
 from .row_tiling import RowTiling
 
 Names = tuple[tuple[str, DType], ...]
+ROTATED = 8
+"""Elements of a packet where rows are rotated, as in convrot.cuh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class RowText:
         self.made = {f"out{i}": self.outputs[i] for i in range(len(program.rows))}
         self.vectors: list[str] = []
         self.totals = 0
+        self.turned, self.late = False, _used_after_rotation(program) & self.rows.keys()
 
     def source(self) -> str:
         """The whole text. Where the row fills all packets of all threads, its length is a constant of the kernel."""
@@ -125,21 +128,27 @@ class RowText:
         w, k = self.tiling.width, self.tiling.packets
         held = "".join(f"  Packet<{t}, {w}> q_{name}[{k}];\n" for name, t in self.rows.items())
         places = {n: self._tile(n) if self.tiling.staged else f"p_{n} + {self._place(n)}" for n in self.rows}
-        reads = "".join(
-            f"    q_{name}[k] = *reinterpret_cast<const Packet<{t}, {w}>*>({places[name]} + p * {w});\n"
+        reads = {
+            name: f"    q_{name}[k] = *reinterpret_cast<const Packet<{t}, {w}>*>({places[name]} + p * {w});\n"
             for name, t in self.rows.items()
-        )
+        }
+        loads = self._packets("".join(text for name, text in reads.items() if name not in self.late), "lane")
+        if group := self.program.rotates:
+            late = "".join(reads[name] for name in self.rows if name in self.late)
+            held = f"  const int turned_lane = turned<{group}>(lane);\n{held}"
+            loads += self._packets(late, "turned_lane") if late else ""
         columns = self.signature.columns
         own = "".join(f"  const float {name} = live ? to_float(p_{name}[row]) : 0.f;\n" for name, _ in columns)
-        return held + self._packets(reads) + own
+        return held + loads + own
 
     # ---- computing -----------------------------------------------------------------------------------
 
-    def _packets(self, body: str) -> str:
+    def _packets(self, body: str, lane: str = "") -> str:
         """Writes `body` for every packet of the row that this thread has."""
+        first = lane or ("turned_lane" if self.turned else "lane")
         return f"""#pragma unroll
   for (int k = 0; k < {self.tiling.packets}; k++) {{
-    const int p = lane + k * {self.tiling.threads};
+    const int p = {first} + k * {self.tiling.threads};
 {self._left_out()}{body}  }}
 """
 
@@ -180,8 +189,21 @@ class RowText:
         if what == "row":
             body = self._each(f"v_{name}[k][i] = {text};")
             self.vectors.append(name)
-            return f"  float v_{name}[{self.tiling.packets}][{self.tiling.width}];\n{body}"
+            zeros = " = {}" if self.program.rotates else ""  # of packets beyond the row, whose threads rotate as well
+            return f"  float v_{name}[{self.tiling.packets}][{self.tiling.width}]{zeros};\n{body}"
+        if what.startswith("rotate"):
+            return self._rotated(int(what.removeprefix("rotate")), name, text)
         return self._totals(what.capitalize(), steps)
+
+    def _rotated(self, group: int, name: str, of: str) -> str:
+        """Rotates a vector: all threads take part. The others are of packets that a thread no longer has."""
+        if self.tiling.width != ROTATED:
+            raise ValueError(f"a rotation of rows in packets of {self.tiling.width}, expected {ROTATED}")
+        self.vectors, self.turned = [name], True
+        return f"""  float (&v_{name})[{self.tiling.packets}][{ROTATED}] = v_{of};
+#pragma unroll
+  for (int k = 0; k < {self.tiling.packets}; k++) rotate<{group}>(v_{name}[k]);
+"""
 
     def _totals(self, how: str, steps: Sequence[_Step]) -> str:
         """Totals of one kind: each thread's own, then those of all threads, combined in one exchange."""
@@ -228,8 +250,16 @@ _Step = tuple[str, str, str]
 
 
 def header_of(kinds: Iterable[str]) -> str:
-    """Returns the line that brings the reductions of these kinds which dtypes.cuh does not have."""
-    return '#include "backend/cuda/codegen/product.cuh"\n' if "prod" in kinds else ""
+    """Returns the lines that bring what steps of these kinds need and dtypes.cuh does not have."""
+    headers = {"prod": "product", "rotate": "convrot"}
+    wanted = sorted({headers[kind.rstrip("0123456789")] for kind in kinds if kind.rstrip("0123456789") in headers})
+    return "".join(f'#include "backend/cuda/codegen/{name}.cuh"\n' for name in wanted)
+
+
+def _used_after_rotation(program: Program) -> set[str]:
+    """Returns the names in steps and outputs that come after a rotation."""
+    places = [i for i, step in enumerate(program.steps) if step.startswith("rotate")]
+    return _words(" ".join([*program.steps[places[0] + 1 :], *program.rows])) if places else set()
 
 
 def _words(text: str) -> set[str]:

@@ -47,7 +47,9 @@ class RowTiling:
         return self.width * self.threads * self.packets
 
 
-def row_tiling(columns: int, width: int, loads: int, held: int, tuning: Tuning = SM_90) -> RowTiling:
+def row_tiling(
+    columns: int, width: int, loads: int, held: int, tuning: Tuning = SM_90, together: int = 1
+) -> RowTiling:
     """Returns the tiling for rows of `columns` elements in packets of `width`.
 
     For each packet of a row a thread loads `loads` packets of 16 bytes and holds `held` in registers. Only few
@@ -59,6 +61,7 @@ def row_tiling(columns: int, width: int, loads: int, held: int, tuning: Tuning =
         loads: packets of 16 bytes that a thread loads for each packet of a row.
         held: how many of these it keeps in registers.
         tuning: the thresholds of an architecture.
+        together: neighbouring threads, up to a warp, that have whole groups of packets, of which a row is made.
 
     Returns:
         The tiling.
@@ -68,7 +71,7 @@ def row_tiling(columns: int, width: int, loads: int, held: int, tuning: Tuning =
         return RowTiling(width, 1 << (packets - 1).bit_length(), 1)
     most = min(tuning.whole_packets.get(loads, 1), max(1, tuning.packets_held // held))
     for threads in (8, 16, *range(_WARP, 513, _WARP)):
-        if packets % threads == 0 and packets // threads <= most:
+        if threads % together == 0 and packets % threads == 0 and packets // threads <= most:
             return RowTiling(width, threads, packets // threads)
     limit = max(1, min(tuning.packets_in_flight // loads, tuning.packets_held // held))
     for threads in (32, 64, 128, 256, 512):

@@ -7,7 +7,9 @@ A program is a list of steps over a row's elements, in order:
 - "let NAME = EXPRESSION": one number for a row, computed from other such numbers;
 - "row NAME = EXPRESSION": one value for each element, kept in registers. `rotate_every_two(NAME)` is then a rotation by
   90 degrees of each pair of neighbours: (a, b) becomes (-b, a). `rotate_half(NAME)` is that of pairs half a row apart:
-  a thread then has the same packets of both halves.
+  a thread then has the same packets of both halves;
+- "rotate16 NAME = OTHER", 64 or 256, once a program: `row` values rotated by groups of so many (`convrot.cuh`). From
+  then on a thread has other packets, so operands are used before the step or after it.
 
 Expressions are C over the operands' names, those of earlier steps, `n` (the row's length) and what `dtypes.cuh`
 defines. Contract of the generated kernels: operands are 16-byte aligned (others are copied first). The elements of a
@@ -31,7 +33,7 @@ from ..nvrtc import KernelModules
 from ..tuning import SM_90, Tuning
 from .broadcast_plan import Shape, Strides, merged
 from .kernel_ir import Operands, Program, Table
-from .row_codegen import Names, RowText, Signature
+from .row_codegen import ROTATED, Names, RowText, Signature
 from .row_tiling import RowTiling, halved_tiling, row_tiling, staged_tiling
 
 
@@ -74,7 +76,8 @@ class Rows:
         self, program: Program, operands: Operands, dtypes: Sequence[DType], out: Sequence[Array] = ()
     ) -> Call:
         """Returns what a kernel of the program is compiled for and given."""
-        own = {n: self._aligned(a) for n, a in operands.rows.items()}
+        rotates = program.rotates > 0
+        own = {n: self._aligned(a, rotates) for n, a in operands.rows.items()}
         first = next(iter(own.values()))
         lead, columns = first.shape[:-1], first.shape[-1]
         count = prod(lead)
@@ -90,8 +93,9 @@ class Rows:
         signature = _signature(operands, own, tables, made, len(sizes))
         return Call(signature, count, columns, _step(columns, strides, kept), dense, arguments, made)
 
-    def _aligned(self, a: Array) -> Array:
-        if a.shape[-1] > 1 and a.strides[-1] != a.itemsize:
+    def _aligned(self, a: Array, in_eights: bool = False) -> Array:
+        odd = in_eights and any(s // a.itemsize % ROTATED for s in a.strides[:-1])
+        if odd or (a.shape[-1] > 1 and a.strides[-1] != a.itemsize):
             a = self._xp.ascontiguousarray(a)
         return a.copy() if a.data.ptr & 15 else a  # a copy is aligned, as all blocks of the pool are
 
@@ -105,9 +109,10 @@ class Rows:
         width, wide, vectors = demands(program, s, step)
         passing = sum(d.itemsize for d in (*(d for _, d in s.rows), *s.outputs[: len(program.rows)]))
         # Eight rows of bytes may be no packets of 16.
-        whole = dense and min(d.itemsize for d in _stored(program, s)) > 1
+        whole = dense and min(d.itemsize for d in _stored(program, s)) > 1 and not program.rotates
+        together = max(1, program.rotates // ROTATED)
         return (staged_tiling(columns, width, passing) if whole else None) or row_tiling(
-            columns, width, wide, wide + vectors * max(1, width // 4), self.tuning
+            columns, width, wide, wide + vectors * max(1, width // 4), self.tuning, together
         )
 
 
@@ -121,9 +126,10 @@ def demands(program: Program, s: Signature, step: int) -> tuple[int, int, int]:
 
     All places of rows are multiples of `step` elements.
     """
-    width = gcd(step, 8 if any(d.itemsize == 2 for d in _stored(program, s)) else 4)
+    eights = program.rotates or any(d.itemsize == 2 for d in _stored(program, s))
+    width = gcd(step, 8 if eights else 4)
     loads = sum(max(1, d.itemsize * width // 16) for _, d in s.rows)
-    return width, loads, sum(s.startswith("row ") for s in program.steps)
+    return width, loads, sum(s.startswith(("row ", "rotate")) for s in program.steps)
 
 
 def _stored(program: Program, s: Signature) -> list[DType]:
