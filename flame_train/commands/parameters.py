@@ -134,7 +134,8 @@ CheckpointBlocks = Annotated[
     list[str] | None, typer.Option("--checkpoint-blocks", help="As gradient.checkpoint_blocks; repeatable.")
 ]
 Quantize = Annotated[
-    Literal["off", "fp8", "int8", "int8-convrot", "nf4"], typer.Option("--quantize", help="As model.quantize in a config.")
+    Literal["off", "fp8", "int8", "int8-convrot", "nf4"],
+    typer.Option("--quantize", help="As model.quantize in a config."),
 ]
 Arithmetic = Annotated[
     Literal["bf16", "fp8", "int8"], typer.Option("--arithmetic", help="As model.arithmetic in a config.")

@@ -1,4 +1,4 @@
-"""The matrix of ConvRot (arXiv 2512.03673): what a weight's columns, by groups, are multiplied by before they are rounded.
+"""The matrix of ConvRot (arXiv 2512.03673), by which groups of a weight's columns are multiplied before rounding.
 
 It is the regular Hadamard matrix, a Kronecker power of one of 4 rows: orthonormal, symmetric, and so its own inverse.
 """

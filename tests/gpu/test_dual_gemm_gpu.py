@@ -86,7 +86,7 @@ def check(k: Any, x: Operands) -> None:
     assert (x.out.base[:, x.out.shape[1] :].get() == 7).all()
 
 
-@pytest.mark.parametrize("tile", dual_gemm._TILES, ids=str)
+@pytest.mark.parametrize("tile", dual_gemm.TILES, ids=str)
 @pytest.mark.parametrize("across", [False, True], ids=["transposed", "across"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
@@ -98,7 +98,7 @@ def test_every_tile_gives_the_sum_of_both_products(
     check(kernels, x)
 
 
-@pytest.mark.parametrize("tile", dual_gemm._MAKING, ids=str)
+@pytest.mark.parametrize("tile", dual_gemm.MAKING, ids=str)
 @pytest.mark.parametrize("across", [False, True], ids=["transposed", "across"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
@@ -115,7 +115,7 @@ def test_the_thin_product_is_made_in_passing(
     check(kernels, x)
 
 
-@pytest.mark.parametrize("tile", dual_gemm._MAKING, ids=str)
+@pytest.mark.parametrize("tile", dual_gemm.MAKING, ids=str)
 @pytest.mark.parametrize(("splits", "rank"), [(2, 16), (3, 16), (2, 32), (4, 16)])
 def test_thin_products_of_parts_of_the_columns(kernels: Any, splits: int, rank: int, tile: dual_gemm.Tile) -> None:
     """As gradients of layers of one input are."""
@@ -132,7 +132,7 @@ def test_thin_products_of_parts_of_the_columns(kernels: Any, splits: int, rank: 
     check(kernels, x)
 
 
-@pytest.mark.parametrize("tile", dual_gemm._TILES, ids=str)
+@pytest.mark.parametrize("tile", dual_gemm.TILES, ids=str)
 @pytest.mark.parametrize(("bias", "plus"), [(True, False), (False, True), (True, True)])
 def test_a_bias_and_what_is_there_are_added(kernels: Any, tile: dual_gemm.Tile, bias: bool, plus: bool) -> None:
     x = operands("edges everywhere", False, bfloat16, bias=bias, plus=plus)
@@ -140,7 +140,7 @@ def test_a_bias_and_what_is_there_are_added(kernels: Any, tile: dual_gemm.Tile, 
     check(kernels, x)
 
 
-@pytest.mark.parametrize("tile", dual_gemm._TILES, ids=str)
+@pytest.mark.parametrize("tile", dual_gemm.TILES, ids=str)
 def test_the_result_may_be_what_it_is_added_to(kernels: Any, tile: dual_gemm.Tile) -> None:
     x = operands("edges everywhere", True, bfloat16, plus=True)
     x.out[...] = x.plus

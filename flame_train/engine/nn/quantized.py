@@ -22,7 +22,7 @@ from ..ops.linear.nf4 import BLOCK, DYNAMIC, NESTED_BLOCK, NORMAL
 from ..tensors.tensor import Frozen, Tensor
 
 FORMATS: Final = ("fp8", "int8", "int8-convrot", "nf4")
-"""What a weight may be stored in: e4m3, whole numbers of 8 bits, with or without a rotation, or bitsandbytes' 4 bits."""
+"""What a weight may be stored in: e4m3, whole numbers of 8 bits, also of rotated columns, or bitsandbytes' 4 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,7 @@ class QuantizedWeight(ABC):
         return ScaledWeight(Frozen(data.data), Frozen(scales.data), storage.dynamic, group)
 
     @classmethod
-    def kept(
-        cls, sizes: tuple[int, ...], stored: Kept, storage: Storage, backend: Backend
-    ) -> QuantizedWeight | None:
+    def kept(cls, sizes: tuple[int, ...], stored: Kept, storage: Storage, backend: Backend) -> QuantizedWeight | None:
         """Returns the weight with its bytes as they are; None if it is to be stored otherwise, or ops read others."""
         if isinstance(stored, StoredNf4):
             return Nf4Weight.of_parts(sizes, stored, backend) if storage.format == "nf4" else None

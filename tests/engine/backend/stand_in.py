@@ -271,7 +271,7 @@ class NoPairs:
 
     def made(self, x: Any, otherwise: Any) -> bool:
         assert x.out.shape == (len(x.a), x.b.shape[1])
-        assert x.a2.shape == (len(x.a), x.parts * len(x.b2))
+        assert x.b2 is None or x.a2.shape == (len(x.a), x.parts * len(x.b2))
         return False
 
 

@@ -18,9 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 ROWS = [(3, 16, 16), (5, 48, 16), (2, 320, 64), (3, 256, 256), (2, 768, 256), (1, 3072, 256), (2, 1280, 256)]
 
 
-def test_rows_are_rotated_before_they_are_rounded(
-    gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_rotated_before_they_are_rounded(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of one packet a thread and of several, that share a block or not, and a part of their last packets."""
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
     rng, k = np.random.default_rng(0), gpu.kernels

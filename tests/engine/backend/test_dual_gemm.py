@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from flame_train.engine.backend.cuda import dual_gemm
 from flame_train.engine.backend.cuda import hopper as tensor_map
 from flame_train.engine.backend.cuda.autotuner import AutotuneCache
-from flame_train.engine.backend.cuda.dual_gemm import DualGemm, Operands, Tile, by_rule, fits, making_by_rule
+from flame_train.engine.backend.cuda.dual_gemm import DualGemm, Operands
+from flame_train.engine.backend.cuda.dual_gemm_tiles import Tile, by_rule, fits, making_by_rule
 from flame_train.engine.dtype import bfloat16, float16, float32
 from flame_train.engine.mode import deterministic
 
 SIZES = st.integers(1, 1 << 15)
 
 
-@pytest.mark.parametrize("tile", [*dual_gemm._TILES, *(replace(t, thin=64) for t in dual_gemm._MAKING)], ids=str)
+@pytest.mark.parametrize("tile", [*dual_gemm.TILES, *(replace(t, thin=64) for t in dual_gemm.MAKING)], ids=str)
 def test_a_tile_has_room(tile: Tile) -> None:
     """For as much as a block may have, a pipeline at least three deep, and wgmma's limits."""
     assert tile.shared_bytes <= 227 << 10
@@ -35,22 +36,22 @@ def test_a_tile_has_room(tile: Tile) -> None:
 
 @given(SIZES, SIZES, SIZES)
 def test_the_rule_takes_a_tile_only_where_it_wins_more_than_it_leaves_unused(m: int, n: int, k: int) -> None:
-    tile = by_rule(dual_gemm._TILES, m, n, k, 132)
+    tile = by_rule(dual_gemm.TILES, m, n, k, 132)
     if tile is None:
-        assert all(t.used(m, n, 132) < 1 for t in dual_gemm._TILES)
+        assert all(t.used(m, n, 132) < 1 for t in dual_gemm.TILES)
     else:
         used = tile.used(m, n, 132)
-        assert used == max(t.used(m, n, 132) for t in dual_gemm._TILES) <= 1
+        assert used == max(t.used(m, n, 132) for t in dual_gemm.TILES) <= 1
         # The pass that is spared is the larger a part of the whole, the fewer columns a has.
-        assert by_rule(dual_gemm._TILES, m, n, -(-k // 2), 132) == tile
+        assert by_rule(dual_gemm.TILES, m, n, -(-k // 2), 132) == tile
 
 
 def test_the_rule_knows_what_was_measured() -> None:
     """On an H200: (rows, columns, depth) where the kernel took 0.86, 0.88, 0.85 and 1.06, 1.03 of cuBLASLt's time."""
     for won in [(4608, 21504, 3072), (4096, 3072, 3072), (1024, 3840, 1280)]:
-        assert by_rule(dual_gemm._TILES, *won, 132) is not None
+        assert by_rule(dual_gemm.TILES, *won, 132) is not None
     for lost in [(4096, 1280, 3840), (1024, 1280, 3840)]:
-        assert by_rule(dual_gemm._TILES, *lost, 132) is None
+        assert by_rule(dual_gemm.TILES, *lost, 132) is None
     assert by_rule([], 4096, 4096, 4096, 132) is None
 
 
@@ -59,9 +60,9 @@ def test_the_rule_makes_thin_products_where_a_launch_is_worth_more() -> None:
     won = [(1024, 3840, 1280), (1024, 1280, 1280), (4096, 640, 640), (16384, 640, 640)]
     lost = [(4096, 9216, 3072), (4608, 21504, 3072), (4608, 3072, 15360), (512, 12288, 3072), (4096, 7296, 2432)]
     for sizes in won:  # 28.6 24.3, 25.4 19.9, 22.0 18.1, 39.8 35.8
-        assert making_by_rule(dual_gemm._MAKING, *sizes, 132) is not None
+        assert making_by_rule(dual_gemm.MAKING, *sizes, 132) is not None
     for sizes in lost:  # 319 351, 855 969, 644 699, 70.9 75.9, 222 252
-        assert making_by_rule(dual_gemm._MAKING, *sizes, 132) is None
+        assert making_by_rule(dual_gemm.MAKING, *sizes, 132) is None
     assert making_by_rule([], 4096, 4096, 4096, 132) is None
 
 
@@ -73,7 +74,7 @@ def test_a_tile_fits_if_its_columns_lie_in_one_part() -> None:
 
 
 def test_the_kernels_structs_are_what_is_passed(same_layout: Any) -> None:
-    text = dual_gemm.source(replace(dual_gemm._MAKING[0], thin=16), False, 16, bfloat16)
+    text = dual_gemm.source(replace(dual_gemm.MAKING[0], thin=16), False, 16, bfloat16)
     same_layout(text, {"Sizes": dual_gemm._SIZES, "Added": dual_gemm._ADDED, "TensorMap": tensor_map.STRUCT})
 
 
@@ -149,7 +150,7 @@ def test_a_launch_has_the_tiles_shape(pairs: Any, gpu: Any) -> None:
     assert shared == Tile(3, 1, 192, 1).shared_bytes
     assert [a.shape for a in args] == [(1,)] * 7  # CuPy passes such by value
     assert args[-1].view(dual_gemm._SIZES).item() == (300, 2048, 256, 2048)
-    assert args[-2].view(dual_gemm._ADDED).item() == (x.plus.data.ptr, 0, 2056, x.a2.data.ptr, 16, 1.0)
+    assert args[-2].view(dual_gemm._ADDED).item() == (x.plus.data.ptr, 0, 2056, x.a2.data.ptr, 16, 0, 0, 1.0)
 
 
 def test_a_thin_operand_that_is_made_comes_in_tiles_of_its_own(
@@ -157,7 +158,7 @@ def test_a_thin_operand_that_is_made_comes_in_tiles_of_its_own(
 ) -> None:
     empty, maps = gpu.kernels.empty, list[tuple[Any, tuple[int, int]]]()
     monkeypatch.setattr(dual_gemm, "tensor_map", lambda x, tile: maps.append((x, tile)) or described(x, tile))
-    tile = replace(dual_gemm._MAKING[0], thin=16)
+    tile = replace(dual_gemm.MAKING[0], thin=16)
     down, up = empty((16, 256), bfloat16), empty((256, 16), bfloat16)
     pairs.run(tile, operands(gpu, thin=down.T, scale=0.5))
     x = Operands(*(empty(s, bfloat16) for s in ((1024, 256), (256, 2048), (1024, 16), (16, 2048), (1024, 2048))))
@@ -197,7 +198,7 @@ def test_the_fastest_is_found_once_and_kept(pairs: Any, gpu: Any, monkeypatch: p
             assert pairs.made(x, others.append) == (best > 0)
         pairs._chosen.clear()  # as in the next run of the program
         assert pairs.made(x, others.append) == (best > 0)
-    tiles = len(dual_gemm.candidate_tiles(dual_gemm._TILES, 1024, 3840, 132))
+    tiles = len(dual_gemm.candidate_tiles(dual_gemm.TILES, 1024, 3840, 132))
     assert asked == [1 + tiles]
     assert [o.out is x.out for o in others] == [False]  # what is timed writes elsewhere
     launched = pairs._cubins.launched
@@ -207,8 +208,8 @@ def test_the_fastest_is_found_once_and_kept(pairs: Any, gpu: Any, monkeypatch: p
 
 @given(m=st.integers(1, 20000), n=st.integers(1, 20000))
 def test_the_tile_of_which_most_is_used_is_always_timed(m: int, n: int) -> None:
-    found = dual_gemm.candidate_tiles(dual_gemm._TILES, m, n, 132)
-    used = {t: t.used(m, n, 132) for t in dual_gemm._TILES}
+    found = dual_gemm.candidate_tiles(dual_gemm.TILES, m, n, 132)
+    used = {t: t.used(m, n, 132) for t in dual_gemm.TILES}
     assert max(used, key=used.__getitem__) in found
     assert all(used[t] < min(used[f] for f in found) for t in used if t not in found)
     assert dual_gemm.candidate_tiles([], m, n, 132) == []

@@ -205,14 +205,14 @@ def products(gpu: Any, multiprocessors: int) -> dual_gemm.DualGemm:
 
 
 WAYS = [
-    (dual_gemm._TILES[0], False, False),
-    (dual_gemm._TILES[1], True, False),
-    (dual_gemm._TILES[2], False, False),
-    (dual_gemm._TILES[3], True, False),
-    (dual_gemm._MAKING[0], True, True),
-    (dual_gemm._MAKING[1], False, True),
-    (dual_gemm._MAKING[2], True, True),
-    (dual_gemm._MAKING[3], False, True),
+    (dual_gemm.TILES[0], False, False),
+    (dual_gemm.TILES[1], True, False),
+    (dual_gemm.TILES[2], False, False),
+    (dual_gemm.TILES[3], True, False),
+    (dual_gemm.MAKING[0], True, True),
+    (dual_gemm.MAKING[1], False, True),
+    (dual_gemm.MAKING[2], True, True),
+    (dual_gemm.MAKING[3], False, True),
 ]
 
 
@@ -232,7 +232,7 @@ def test_thin_products_of_parts_of_the_columns(computing: Any) -> None:
     a, b, thin, b2 = (flame.tensor(x, bfloat16, "cuda").data for x in given)
     low, out = (computing.kernels.empty(shape, bfloat16) for shape in ((m, splits * rank), (m, n)))
     x = Operands(a, b, low, b2, out, thin=thin, scale=0.25, splits=splits)
-    products(computing, 132).run(replace(dual_gemm._MAKING[1], thin=rank), x)
+    products(computing, 132).run(replace(dual_gemm.MAKING[1], thin=rank), x)
     a, b, thin, b2 = (x.astype(np.float64) for x in given)
     cuts = [*range(0, splits * each + 1, each)]
     want = np.hstack([0.25 * a[:, i:j] @ thin[i:j] for i, j in pairwise(cuts)])

@@ -61,7 +61,7 @@ def pairs(tile: dual_gemm.Tile, across: bool, thin: bool) -> Callable[..., None]
     return lambda computing, _: T.test_two_products_in_one_pass(computing, tile, across, thin)
 
 
-MAKING = dual_gemm._MAKING[1]
+MAKING = dual_gemm.MAKING[1]
 KERNELS: dict[str, tuple[Any, str, tuple[Any, ...], Callable[..., None]]] = {
     "short_kv_forward": (short_kv, "_forward_text", (bfloat16,), captions),
     "short_kv_gradients": (short_kv, "_gradients_text", (bfloat16, 2), captions),
@@ -71,8 +71,8 @@ KERNELS: dict[str, tuple[Any, str, tuple[Any, ...], Callable[..., None]]] = {
     "paired": (
         dual_gemm,
         "source",
-        (dual_gemm._TILES[3], False, 16, bfloat16),
-        pairs(dual_gemm._TILES[3], False, False),
+        (dual_gemm.TILES[3], False, 16, bfloat16),
+        pairs(dual_gemm.TILES[3], False, False),
     ),
     "making": (dual_gemm, "source", (replace(MAKING, thin=16), True, 16, bfloat16), pairs(MAKING, True, True)),
 }

@@ -97,7 +97,7 @@ class Pairs(DualGemm):
 
     def run(self, tile: Tile, x: Operands) -> None:
         self._function(tile, x)
-        (m, k), n, rank = x.a.shape, x.out.shape[1], x.b2.shape[0]
+        (m, k), n, rank = x.a.shape, x.out.shape[1], x.rank
         self._launch_hooks.multiplied(PRODUCTS, 2 * m * n * (k + rank))
         if x.thin is not None:
             self._launch_hooks.multiplied(PRODUCTS, 2 * m * k * x.thin.shape[1])

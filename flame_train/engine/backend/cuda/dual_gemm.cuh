@@ -11,19 +11,31 @@
 // of one input; a tile's columns lie in one part. T is bf16 or fp16, sums are fp32 and rounded once. Rows start at multiples
 // of 16 bytes; RANK is 16, 32, 48 or 64. Sizes need not be multiples of a tile's.
 //
+// Where WHOLE, a and b are int8, b the transpose of an array, and their sums int32. Before the second product each is
+// multiplied by its row's and its column's factor, and columns are rotated by GROUPs (whole_sums.cuh). ACROSS is then said of
+// b2 alone, and RANK may be 0: without a second product. MADE is 0.
+//
 // A block has a tile of ROWS x COLUMNS at a time. Its first warpgroup fetches DEPTH columns of a and b at a time into STAGES
 // places, the CONSUMERS others multiply HIGH times 64 rows each. The two blocks of a cluster have tiles one below the other,
 // and each fetches half of b's for both. Grid: pairs of blocks, at most one block a multiprocessor; THREADS a block. Order
 // of sums: along K, then along RANK, the same in every run.
 #include "backend/cuda/hopper.cuh"
+#include "backend/cuda/whole_sums.cuh"
 
-constexpr int DEPTH = 64, ROWS = 64 * HIGH * CONSUMERS, THREADS = 128 * (CONSUMERS + 1), THIN = RANK / SPLITS;
+constexpr int DEPTH = WHOLE ? 128 : 64, ROWS = 64 * HIGH * CONSUMERS, THREADS = 128 * (CONSUMERS + 1), THIN = RANK / SPLITS;
 constexpr int TOGETHER = 8;  // tiles of rows that are gone through column by column, so that what a wave reads stays in L2
-constexpr u32 A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLUMNS * DEPTH * 2, THIN_BYTES = MADE * THIN * DEPTH * 2;
+constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLUMNS * 128, THIN_BYTES = MADE * THIN * 128;
 constexpr u32 STAGE_BYTES = A_BYTES + B_BYTES + THIN_BYTES, BLOCK_BYTES = 64 * 64 * 2;
 
 struct Sizes { int m, n, k, part; };
-struct Added { const T *plus, *bias; long long plus_row; T* hidden; long long hidden_row; float scale; };
+struct Added {
+  const T *plus, *bias;
+  long long plus_row;
+  T* hidden;
+  long long hidden_row;
+  const float *by_row, *by_column;
+  float scale;
+};
 struct Tile { int row, column; };
 
 struct Tiles {
@@ -47,14 +59,15 @@ __device__ __forceinline__ float2 pair_at(const T* p, bool there) {
 }
 __device__ __forceinline__ float2 both(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 
+template <bool BY_ROWS>
 __device__ __forceinline__ void fetch_half(u32 to, const TensorMap& b, u32 barrier, int depth, int column, u32 block) {
-#if ACROSS
+  if (BY_ROWS) {
 #pragma unroll
-  for (int j = 0; j < COLUMNS / 64; j++)
-    fetch_for_both(to + j * BLOCK_BYTES + block * (BLOCK_BYTES / 2), b, barrier, column + j * 64, depth + block * 32);
-#else
-  fetch_for_both(to + block * (B_BYTES / 2), b, barrier, depth, column + block * (COLUMNS / 2));
-#endif
+    for (int j = 0; j < COLUMNS / 64; j++)
+      fetch_for_both(to + j * BLOCK_BYTES + block * (BLOCK_BYTES / 2), b, barrier, column + j * 64, depth + block * 32);
+  } else {
+    fetch_for_both(to + block * (B_BYTES / 2), b, barrier, depth, column + block * (COLUMNS / 2));
+  }
 }
 
 #if MADE
@@ -115,7 +128,7 @@ __device__ __forceinline__ void multiply_hidden(
   }
   end_products();
 }
-#else
+#elif !WHOLE
 // sums += a tile of a times a tile of b, STEPS times 16 deep; sums = where nothing has begun.
 template <int STEPS>
 __device__ __forceinline__ void multiply(float (&sums)[HIGH][COLUMNS / 2], u32 a, u32 b, int begun) {
@@ -128,6 +141,23 @@ __device__ __forceinline__ void multiply(float (&sums)[HIGH][COLUMNS / 2], u32 a
   }
   end_products();
 }
+#endif
+
+#if WHOLE
+typedef int Sums[HIGH][COLUMNS / 2];
+
+// The sums of a tile of a and b, of int8, 32 deep a step.
+__device__ __forceinline__ void multiply_whole(Sums& sums, u32 a, u32 b, int begun) {
+  begin_products();
+#pragma unroll
+  for (int k = 0; k < DEPTH / 32; k++)
+#pragma unroll
+    for (int i = 0; i < HIGH; i++)
+      whole_product(sums[i], operand(a + i * BLOCK_BYTES + k * 32), operand(b + k * 32), k > 0 ? 1 : begun);
+  end_products();
+}
+#else
+typedef float Sums[HIGH][COLUMNS / 2];
 #endif
 
 // What a thread has of 64 x 64 elements of `plus`, as its products lie: zeros where there are none.
@@ -150,15 +180,22 @@ __device__ __forceinline__ Block plus_at(const Added& added, const Sizes& s, int
 // tile is multiplied. Of `plus`, whose first block is `next`, each block is requested while the one before is finished.
 template <bool BIAS, bool PLUS>
 __device__ __forceinline__ void finish(
-    float (&sums)[HIGH][COLUMNS / 2], const TensorMap& out, const Added& added, const Sizes& s, Tile tile, u32 buffers,
-    int group, Block next
+    Sums& sums, const TensorMap& out, const Added& added, const Sizes& s, Tile tile, u32 buffers, int group, Block next,
+    u32 a2, u32 b2
 ) {
   u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, line = warp * 16 + lane % 16;
   bool sender = threadIdx.x % 128 == 0;
 #pragma unroll
   for (int block = 0; block < HIGH * (COLUMNS / 64); block++) {
     int row0 = tile.row + block / (COLUMNS / 64) * 64, column0 = tile.column + block % (COLUMNS / 64) * 64;
+#if WHOLE
+    const int* whole = sums[block / (COLUMNS / 64)] + block % (COLUMNS / 64) * 32;
+    float sum[32];
+    scaled(sum, whole, {added.by_row, added.by_column}, row0, column0, s.m, s.n);
+    if (RANK) low_added(sum, a2 + block / (COLUMNS / 64) * BLOCK_BYTES, b2, column0 - tile.column);
+#else
     float* sum = sums[block / (COLUMNS / 64)] + block % (COLUMNS / 64) * 32;
+#endif
     u32 buffer = buffers + block % BUFFERS * BLOCK_BYTES;
     Block more = next;
     int after = block + 1;
@@ -202,7 +239,7 @@ __device__ __forceinline__ void produce(
     Tile tile, u32 block, Place<STAGES>& at
 ) {
   int steps = (s.k + DEPTH - 1) / DEPTH, part = tile.column / s.part * RANK;
-  for (int step = 0; step <= steps; step++, at.next()) {
+  for (int step = 0; step < steps + (RANK > 0); step++, at.next()) {
     u32 to = smem.base + at.stage * STAGE_BYTES, barrier = smem.full + 8 * at.stage;
     bool second = step == steps;
     wait(smem.empty + 8 * at.stage, at.phase ^ 1);
@@ -216,7 +253,8 @@ __device__ __forceinline__ void produce(
     expect(barrier, STAGE_BYTES);
     fetch(to, second ? thin : a, barrier, second ? part : step * DEPTH, tile.row);
 #endif
-    fetch_half(to + A_BYTES, second ? b2 : b, barrier, second ? 0 : step * DEPTH, tile.column, block);
+    if (WHOLE && !second) fetch_half<false>(to + A_BYTES, b, barrier, step * DEPTH, tile.column, block);
+    else fetch_half<ACROSS>(to + A_BYTES, second ? b2 : b, barrier, second ? 0 : step * DEPTH, tile.column, block);
   }
 }
 
@@ -227,7 +265,7 @@ __device__ __forceinline__ void consume(
 ) {
   u32 thread = threadIdx.x % 128, before = 0, own = smem.base + group * HIGH * BLOCK_BYTES;
   int steps = (s.k + DEPTH - 1) / DEPTH;
-  float sums[HIGH][COLUMNS / 2];
+  Sums sums;
 #if MADE
   Hidden hidden;
 #endif
@@ -239,6 +277,8 @@ __device__ __forceinline__ void consume(
       bool begun = split > 0 || step > 0;
 #if MADE
       multiply_both(sums, hidden, split, left, right, right + B_BYTES, begun, step > 0);
+#elif WHOLE
+      multiply_whole(sums, left, right, begun);
 #else
       multiply<DEPTH / 16>(sums, left, right, begun);
 #endif
@@ -246,27 +286,44 @@ __device__ __forceinline__ void consume(
       if (thread < 2 && begun) arrive_at(smem.empty + 8 * before, thread);
       before = at.stage;
     }
+#if WHOLE
+  products_done<0>();
+  if (thread < 2) arrive_at(smem.empty + 8 * before, thread);
+#pragma unroll
+  for (int i = 0; i < HIGH; i++)
+    if (GROUP > 16) rotate(sums[i]);
+#endif
   Block more = {};
   if (added.plus) more = plus_at(added, s, tile.row, tile.column);
+  u32 a2 = own + at.stage * STAGE_BYTES, b2 = smem.base + at.stage * STAGE_BYTES + A_BYTES;
+#if WHOLE
+  if (RANK) wait(smem.full + 8 * at.stage, at.phase);
+#else
   wait(smem.full + 8 * at.stage, at.phase);
 #if MADE
   products_done<0>();
   bool stores = tile.column % s.part == 0;
   multiply_hidden(
-      sums, hidden, smem.base + at.stage * STAGE_BYTES + A_BYTES, added, s.m, tile.row,
+      sums, hidden, b2, added, s.m, tile.row,
       stores ? tile.column / s.part * RANK : -1);
 #else
-  multiply<RANK / 16>(sums, own + at.stage * STAGE_BYTES, smem.base + at.stage * STAGE_BYTES + A_BYTES, 1);
+  multiply<RANK / 16>(sums, a2, b2, 1);
 #endif
   products_done<0>();
   if (thread < 2) arrive_at(smem.empty + 8 * before, thread), arrive_at(smem.empty + 8 * at.stage, thread);
   at.next();
+#endif
   u32 buffers = smem.buffers(group);
   if (added.bias)
-    if (added.plus) finish<true, true>(sums, out, added, s, tile, buffers, group, more);
-    else finish<true, false>(sums, out, added, s, tile, buffers, group, more);
-  else if (added.plus) finish<false, true>(sums, out, added, s, tile, buffers, group, more);
-  else finish<false, false>(sums, out, added, s, tile, buffers, group, more);
+    if (added.plus) finish<true, true>(sums, out, added, s, tile, buffers, group, more, a2, b2);
+    else finish<true, false>(sums, out, added, s, tile, buffers, group, more, a2, b2);
+  else if (added.plus) finish<false, true>(sums, out, added, s, tile, buffers, group, more, a2, b2);
+  else finish<false, false>(sums, out, added, s, tile, buffers, group, more, a2, b2);
+#if WHOLE && RANK
+  warpgroup_sync(group + 1);  // all have read what is given back
+  if (thread < 2) arrive_at(smem.empty + 8 * at.stage, thread);
+  at.next();
+#endif
 }
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) paired_product(

@@ -10,88 +10,45 @@ decided by a rule where the mode asks for determinism, and by timing elsewhere. 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...dtype import Array, DType
+from ...dtype import Array, DType, int8
 from ...mode import mode
 from .autotuner import AutotuneCache, Autotuner
 from .cubin import Cubins
+from .dual_gemm_tiles import (
+    BLOCK,
+    DEPTH,
+    MAKING,
+    TILES,
+    Tile,
+    by_rule,
+    candidate_tiles,
+    fits,
+    making_by_rule,
+    whole_by_rule,
+)
 from .hopper import KIND, tensor_map, warpgroup_product
 from .launch_hooks import LaunchHooks
 from .nvrtc import included, struct
-from .tuning import SM_90, tuning_for
+from .tuning import tuning_for
 
-_DEPTH = _BLOCK = 64  # columns of a in a stage; rows and columns of the part of a result that a buffer holds
 _STRIP = 16  # columns of a tile of the thin operand, where that is read across its rows
-_BLOCK_BYTES = _BLOCK * _BLOCK * 2
-_SHARED_BYTES, _ALIGNMENT = 226 << 10, 1024
 _LEAST = 1 << 20  # elements of the smallest result that the kernel is considered for
 _RANKS = (16, 32, 48, 64)
 _ADDED = np.dtype(
-    [("plus", "u8"), ("bias", "u8"), ("plus_row", "i8"), ("hidden", "u8"), ("hidden_row", "i8"), ("scale", "f4")],
+    [
+        *(("plus", "u8"), ("bias", "u8"), ("plus_row", "i8"), ("hidden", "u8"), ("hidden_row", "i8")),
+        *(("by_row", "u8"), ("by_column", "u8"), ("scale", "f4")),
+    ],
     align=True,
 )
 _SIZES = np.dtype([("m", "i4"), ("n", "i4"), ("k", "i4"), ("part", "i4")])
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """The part of a result that a block makes at a time.
-
-    It has `columns` columns, and 64 * `high` rows for each of the `consumers`, the warpgroups that multiply. Each of
-    these writes its results through `buffers` buffers of 64 x 64 elements; the rest of shared memory holds `stages` of
-    operands. `relative_cost` is the time for an element relative to the first tile's. `thin` is the number
-    of columns of a2 that are computed as well.
-    """
-
-    consumers: int
-    high: int
-    columns: int
-    buffers: int
-    relative_cost: float = 1.0
-    thin: int = 0
-
-    @property
-    def rows(self) -> int:
-        return _BLOCK * self.high * self.consumers
-
-    @property
-    def stages(self) -> int:
-        """How many stages, each with _DEPTH columns of the operands, fit into shared memory."""
-        return (_SHARED_BYTES - self._leaving) // self._entering
-
-    @property
-    def shared_bytes(self) -> int:
-        """The shared memory of a block, in bytes, with room for its alignment."""
-        return self.stages * self._entering + self._leaving + _ALIGNMENT
-
-    @property
-    def _entering(self) -> int:
-        return (self.rows + self.columns + self.thin) * _DEPTH * 2
-
-    @property
-    def _leaving(self) -> int:
-        return self.consumers * self.buffers * _BLOCK_BYTES
-
-    def rounds(self, m: int, n: int, multiprocessors: int) -> int:
-        """Returns how many of the tiles of an (m, n) result the busiest pair of multiprocessors makes."""
-        return -(-(-(-m // (2 * self.rows)) * -(-n // self.columns)) // (multiprocessors // 2))
-
-    def used(self, m: int, n: int, multiprocessors: int) -> float:
-        """The efficiency, at most 1: the time of full rounds at the first tile's cost, by that of the actual rounds."""
-        made = self.rounds(m, n, multiprocessors) * 2 * self.rows * self.columns * (multiprocessors // 2)
-        return m * n / (made * self.relative_cost)
-
-
-_SHAPES = ((2, 1, 256, 2), (2, 1, 128, 2), (3, 1, 192, 1), (1, 1, 192, 2))
-_TILES = tuple(Tile(*shape, cost) for shape, cost in zip(_SHAPES, SM_90.dual_gemm_costs, strict=True))
-_MAKING = (Tile(2, 1, 256, 1), *_TILES[1:])
-"""The tiles where a2 is computed too. The first has a buffer less, as the thin operand would cost it its last stage."""
 
 
 class _Problem(NamedTuple):
@@ -112,6 +69,8 @@ class _Problem(NamedTuple):
     plus: bool
     making: int
     measured: bool
+    whole: bool = False
+    rotated: int = 0
 
 
 @dataclass(slots=True)
@@ -120,12 +79,15 @@ class Operands:
 
     With `thin` (K, parts R), laid out as b is, a2 is first set to scale * a @ thin. With `splits` the columns of a are
     that many equal parts, each with its own rows of thin and its own columns of a2.
+
+    Where a and b are int8, b is column-major, and a2 and b2 may be None. With `factors` of rows and columns (None: 1),
+    in fp32, a @ b is multiplied by both, and its columns are rotated by groups (`whole_sums.cuh`).
     """
 
     a: Array
     b: Array
-    a2: Array
-    b2: Array
+    a2: Array | None
+    b2: Array | None
     out: Array
     parts: int = 1
     bias: Array | None = None
@@ -133,17 +95,26 @@ class Operands:
     thin: Array | None = None
     scale: float = 1.0
     splits: int = 1
+    factors: tuple[Array, Array | None] | None = None
+    rotated: int = 0
 
     across: bool = field(init=False)
-    """Whether b is row-major; if not it is column-major."""
+    """Whether b is row-major, b2 where b is int8; if not it is column-major."""
     matrices: tuple[Array, ...] = field(init=False)
-    """All operands that are matrices, each row-major: b, b2 and thin transposed unless they are `across`."""
+    """All operands of the result's dtype that are matrices, each row-major: b, b2, thin transposed if not `across`."""
 
     def __post_init__(self) -> None:
-        self.across = bool(self.b.strides[1] == self.b.itemsize)
-        right = [x if self.across else x.T for x in (self.b, self.b2, self.thin) if x is not None]
-        more = (x for x in (self.plus, *right[2:]) if x is not None)
-        self.matrices = (self.a, right[0], self.a2, right[1], self.out, *more)
+        first = self.b if self.factors is None else self.b2
+        self.across = first is not None and bool(first.strides[1] == first.itemsize)
+        left = (self.a, self.a2) if self.factors is None else (self.a2,)
+        right = (self.b, self.b2, self.thin) if self.factors is None else (self.b2,)
+        turned = [x if self.across else x.T for x in right if x is not None]
+        self.matrices = (self.out, *(x for x in (*left, self.plus) if x is not None), *turned)
+
+    @property
+    def rank(self) -> int:
+        """Rows of b2; 0 without it."""
+        return 0 if self.b2 is None else int(self.b2.shape[0])
 
     def problem(self) -> _Problem:
         """Returns what the choice of a tile depends on."""
@@ -154,7 +125,7 @@ class Operands:
             m,
             n,
             k,
-            self.b2.shape[0],
+            self.rank,
             self.parts,
             self.across,
             rows,
@@ -162,6 +133,8 @@ class Operands:
             self.plus is not None,
             0 if self.thin is None else self.splits,
             not mode().deterministic,
+            self.factors is not None,
+            self.rotated,
         )
 
     def fit(self) -> bool:
@@ -171,11 +144,17 @@ class Operands:
             out.dtype in KIND
             and all(x.dtype == out.dtype and x.data.ptr % 16 == 0 for x in (*self.matrices, *extra))
             and all(x.strides[1] == x.itemsize and x.strides[0] % 16 == 0 for x in self.matrices)
-            and self.b2.shape[0] in _RANKS
+            and (self.rank in _RANKS if self.factors is None else self._fit_whole())
             and out.shape[1] % 8 == 0
             and out.size >= _LEAST
-            and (self.splits == 1 or (self.across and self.a.shape[1] % (self.splits * _DEPTH) == 0))
+            and (self.splits == 1 or (self.across and self.a.shape[1] % (self.splits * DEPTH) == 0))
         )
+
+    def _fit_whole(self) -> bool:
+        """Tells whether the kernel can take operands of int8."""
+        rows, columns = self.a, self.b.T
+        dense = all(x.flags.c_contiguous and x.shape[1] % 16 == 0 and x.data.ptr % 16 == 0 for x in (rows, columns))
+        return dense and self.thin is None and self.rank in (0, *_RANKS)
 
 
 class DualGemm:
@@ -205,7 +184,7 @@ class DualGemm:
         self._autotuner = Autotuner(cupy, stream, tuning_for(int(cupy.cuda.Device().compute_capability)))
         self._multiprocessors, self._here = multiprocessors, compute_capability == 90
         self._chosen: dict[_Problem, Tile | None] = {}
-        self._ahead: set[tuple[int, DType]] = set()
+        self._ahead: set[tuple[int, DType, bool, int]] = set()
         self._lock = threading.RLock()
 
     def made(self, x: Operands, otherwise: Callable[[Operands], None]) -> bool:
@@ -224,22 +203,23 @@ class DualGemm:
     def run(self, tile: Tile, x: Operands) -> None:
         """Launches the kernel with this tile, for which `fits` is true."""
         function = self._function(tile, x)
-        a, b, a2, b2, out = x.matrices[:5]
-        half = (_BLOCK // 2, _BLOCK) if x.across else (tile.columns // 2, _DEPTH)
-        if x.thin is None:
-            third = tensor_map(a2, (tile.rows, _DEPTH))
+        by_rows, whole = (BLOCK // 2, BLOCK), x.factors is not None
+        half = by_rows if x.across else (tile.columns // 2, DEPTH)
+        depth = DEPTH * 2 // x.a.itemsize  # 128 bytes
+        b, b2, thin = (None if y is None else y if x.across else y.T for y in (x.b, x.b2, x.thin))
+        b, of_b = (x.b.T, (tile.columns // 2, depth)) if whole else (b, half)
+        left = partial(tensor_map, x.a, (tile.rows, depth))
+        if thin is not None:
+            third = tensor_map(thin, (DEPTH, _STRIP) if x.across else (tile.thin, DEPTH))
         else:
-            third = tensor_map(x.matrices[-1], (_DEPTH, _STRIP) if x.across else (tile.thin, _DEPTH))
+            third = left() if x.a2 is None else tensor_map(x.a2, (tile.rows, DEPTH))
         maps = [
-            tensor_map(a, (tile.rows, _DEPTH)),
-            tensor_map(b, half),
-            third,
-            tensor_map(b2, half),
-            tensor_map(out, (_BLOCK, _BLOCK)),
+            *(left(), tensor_map(b, of_b), third),
+            *(left() if b2 is None else tensor_map(b2, half), tensor_map(x.out, (BLOCK, BLOCK))),
         ]
-        plus = (0, 0) if x.plus is None else (x.plus.data.ptr, x.plus.strides[0] // x.plus.itemsize)
-        bias, hidden = 0 if x.bias is None else x.bias.data.ptr, (a2.data.ptr, a2.strides[0] // a2.itemsize)
-        added = struct((plus[0], bias, plus[1], *hidden, x.scale), _ADDED)
+        plus, hidden = ((0, 0) if y is None else (y.data.ptr, y.strides[0] // y.itemsize) for y in (x.plus, x.a2))
+        bias, *by = (0 if y is None else y.data.ptr for y in (x.bias, *(x.factors or (None, None))))
+        added = struct((plus[0], bias, plus[1], *hidden, *by, x.scale), _ADDED)
         (m, k), n = x.a.shape, x.out.shape[1]
         sizes = struct((m, n, k, n // x.parts), _SIZES)
         pairs = min(self._multiprocessors // 2, -(-m // (2 * tile.rows)) * -(-n // tile.columns))
@@ -247,20 +227,23 @@ class DualGemm:
         function((2 * pairs,), (threads,), (*maps, added, sizes), shared_mem=tile.shared_bytes)
 
     def _function(self, tile: Tile, x: Operands) -> Any:
-        return self._cubins.get(*_source_key(tile, x.across, x.b2.shape[0], x.out.dtype, x.splits))
+        kind = (x.factors is not None, x.rotated)
+        return self._cubins.get(*_source_key(tile, x.across, x.rank, x.out.dtype, x.splits, *kind))
 
     def _compile_ahead(self, problem: _Problem) -> None:
         """Compiles all tiles in parallel: the layers of one network need most of them, and each takes a second."""
         rank, dtype, splits = problem.rank, problem.dtype, max(1, problem.making)
-        if (rank, dtype) in self._ahead:
+        kind = problem.whole, problem.rotated
+        if (rank, dtype, *kind) in self._ahead:
             return
-        self._ahead.add((rank, dtype))
-        ways = (False, True) if splits == 1 else (True,)
-        made = [replace(t, thin=rank // splits) for t in _MAKING]
+        self._ahead.add((rank, dtype, *kind))
+        ways = (False, True) if splits == 1 and rank else (splits > 1,)
+        made = [] if problem.whole else [replace(t, thin=rank // splits) for t in MAKING]
         self._cubins.ahead(
-            _source_key(tile, across, rank, dtype, splits if tile.thin else 1)
+            _source_key(tile, across, rank, dtype, splits if tile.thin else 1, *kind)
             for across in ways
-            for tile in (*made, *_TILES)
+            for tile in (*made, *TILES)
+            if not problem.rotated or tile.columns % problem.rotated == 0
         )
 
     def _choose(self, problem: _Problem, x: Operands, otherwise: Callable[[Operands], None]) -> Tile | None:
@@ -268,10 +251,10 @@ class DualGemm:
 
         A problem first met during a capture, in which nothing runs, goes by the rule.
         """
-        known = [replace(t, thin=problem.rank // problem.making) for t in _MAKING] if problem.making else _TILES
-        tiles = [t for t in known if fits(t, problem.n // problem.parts, problem.parts)]
+        known = [replace(t, thin=problem.rank // problem.making) for t in MAKING] if problem.making else TILES
+        tiles = [t for t in known if fits(t, problem.n // problem.parts, problem.parts, problem.rotated)]
         if not problem.measured or mode().capturing:
-            rule = making_by_rule if problem.making else by_rule
+            rule = whole_by_rule if problem.whole else making_by_rule if problem.making else by_rule
             return rule(tiles, problem.m, problem.n, problem.k, self._multiprocessors)
         tiles = candidate_tiles(tiles, problem.m, problem.n, self._multiprocessors)
         question = f"paired product {self._cubins.version} {tiles} {problem}"
@@ -293,55 +276,10 @@ class DualGemm:
         return replace(x, out=out, plus=plus)
 
 
-def fits(tile: Tile, part: int, parts: int) -> bool:
-    """Tells whether none of a tile's columns spread over two of the equal parts, of `part` columns each."""
-    return parts == 1 or part % tile.columns == 0
-
-
-def candidate_tiles(tiles: Sequence[Tile], m: int, n: int, multiprocessors: int) -> list[Tile]:
-    """Returns the tiles worth timing: those whose efficiency is not far below the best one's."""
-    used = [t.used(m, n, multiprocessors) for t in tiles]
-    return [t for t, share in zip(tiles, used, strict=True) if share >= SM_90.tiles_timed * max(used)]
-
-
-def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
-    """The most efficient tile, if saving a pass over the result gains more than its inefficiency costs; else None.
-
-    Args:
-        tiles: what there is to choose from.
-        m, n, k: the product's sizes.
-        multiprocessors: the GPU's multiprocessors.
-
-    Returns:
-        The tile.
-    """
-    best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
-    if best is None or SM_90.dual_gemm_time / best.used(m, n, multiprocessors) > 1 + SM_90.second_product_time / k:
-        return None
-    return best
-
-
-def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
-    """The most efficient tile, if computing a2 in it costs less than a separate launch and pass over a; else None.
-
-    Args:
-        tiles, m, n, k, multiprocessors: as in `by_rule`.
-
-    Returns:
-        The tile.
-    """
-    best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
-    if best is None:
-        return None
-    t, used = SM_90, best.used(m, n, multiprocessors)
-    alone = 2.0 * m * n * k / t.matmul_flops
-    second = min(t.dual_gemm_time / used, 1 + t.second_product_time / k)
-    apart = t.launch_seconds + 2.0 * m * k / t.thin_bytes + alone * second
-    return best if alone * t.dual_gemm_time * t.lora_hidden_time / used < apart else None
-
-
 @lru_cache(maxsize=64)  # at every launch
-def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -> str:
+def source(
+    tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1, whole: bool = False, rotated: int = 0
+) -> str:
     """Returns the kernel's source for a tile.
 
     Args:
@@ -350,6 +288,8 @@ def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -
         rank: columns of a2 for a part.
         dtype: the dtype of the elements.
         splits: equal parts of the columns of a.
+        whole: whether a and b are int8.
+        rotated: columns of the result that are rotated together; 0: none.
 
     Returns:
         The source.
@@ -364,8 +304,11 @@ def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -
         "RANK": rank,
         "MADE": int(tile.thin > 0),
         "SPLITS": splits,
+        "WHOLE": int(whole),
+        "GROUP": rotated,
     }
     parts = ["".join(f"#define {name} {value}\n" for name, value in numbers.items())]
+    parts += [warpgroup_product("whole_product", tile.columns, False, int8)] if whole else []
     parts += [warpgroup_product("product", tile.columns, across, dtype)]
     if tile.thin:
         parts += [warpgroup_product("thin_product", tile.thin, across, dtype)]
@@ -373,5 +316,8 @@ def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -
     return "".join([*parts, included('#include "backend/cuda/dual_gemm.cuh"\n')])
 
 
-def _source_key(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -> tuple[str, str, DType, int]:
-    return source(tile, across, rank, dtype, splits), "paired_product", dtype, tile.shared_bytes
+def _source_key(
+    tile: Tile, across: bool, rank: int, dtype: DType, splits: int, whole: bool, rotated: int
+) -> tuple[str, str, DType, int]:
+    text = source(tile, across, rank, dtype, splits, whole, rotated)
+    return text, "paired_product", dtype, tile.shared_bytes

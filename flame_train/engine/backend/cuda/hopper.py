@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from ....errors import DeviceFault
-from ...dtype import Array, DType, bfloat16, float16
+from ...dtype import Array, DType, bfloat16, float16, int8
 from ..shapes.array import ShapeArray
 
 _BYTES, _ALIGNMENT = 128, 64
 
-_TYPE: dict[DType, int] = {float16: 6, bfloat16: 9}  # CUtensorMapDataType
+_TYPE: dict[DType, int] = {int8: 0, float16: 6, bfloat16: 9}  # CUtensorMapDataType
 
 _NOT_INTERLEAVED, _PROMOTE_256, _ZEROS_OUTSIDE = 0, 3, 0
 
-_SWIZZLE = {16: 1, 64: 3}  # CUtensorMapSwizzle: by 32 and by 128 bytes, as long as a tile's rows
+_SWIZZLE = {32: 1, 128: 3}  # CUtensorMapSwizzle: by 32 and by 128 bytes, as long as a tile's rows
 
 STRUCT = np.dtype([("words", "u8", _BYTES // 8)])
 """The layout of a tensor map; an array of one, as bytes, is passed by value (`nvrtc.struct`)."""
@@ -28,7 +28,7 @@ _OF_NOTHING = np.zeros(1, f"V{_BYTES}")
 
 
 def tensor_map(x: Array, tile: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """Describes `x` (..., R, C), 16-bit floats with a dense last dim, in tiles (rows, 16 or 64 columns).
+    """Describes `x` (..., R, C) with a dense last dim, in tiles (rows, columns), whose rows are 32 or 128 bytes.
 
     Returns the bytes of a STRUCT.
 
@@ -58,7 +58,7 @@ def _encoded(
         small(*reversed(box)),
         small(*(1,) * rank),
         _NOT_INTERLEAVED,
-        _SWIZZLE[tile[1]],
+        _SWIZZLE[tile[1] * dtype.itemsize],
         _PROMOTE_256,
         _ZEROS_OUTSIDE,
     )
@@ -76,7 +76,7 @@ def _encode() -> Any:
 
 
 KIND = {bfloat16: "bf16", float16: "f16"}
-"""PTX's names of the elements that warpgroups multiply."""
+"""PTX's names of the floats that warpgroups multiply."""
 
 
 def warpgroup_product(
@@ -98,7 +98,7 @@ def warpgroup_product(
         name: the function's.
         columns: of b, a multiple of 8.
         across: whether b lies as it is, not transposed.
-        dtype: bf16 or fp16.
+        dtype: bf16, fp16, or int8, whose products are 32 deep and sums whole, and where b is not `across`.
         held: whether a is in registers.
         overwrite: whether sums are always overwritten.
         turned: whether a lies transposed.
@@ -106,21 +106,24 @@ def warpgroup_product(
     Returns:
         The text.
     """
-    n, given, kind = columns // 2, 4 if held else 1, KIND[dtype]
+    n, given, whole = columns // 2, 4 if held else 1, dtype == int8
+    form = "k32.s32.s8.s8" if whole else f"k16.f32.{KIND[dtype]}.{KIND[dtype]}"
+    kind, constraint = ("int", "r") if whole else ("float", "f")
     registers = ", ".join(f"%{i}" for i in range(n))
-    sums = ", ".join(f'"{"=" if overwrite else "+"}f"(sums[{i}])' for i in range(n))
+    sums = ", ".join(f'"{"=" if overwrite else "+"}{constraint}"(sums[{i}])' for i in range(n))
     left = f"{{%{n}, %{n + 1}, %{n + 2}, %{n + 3}}}, %{n + 4}" if held else f"%{n}, %{n + 1}"
     operands = ", ".join(f'"r"(a[{i}])' for i in range(given)) if held else '"l"(a)'
-    transposed = f"1, 1, {int(across)}" if held else f"1, 1, {int(turned)}, {int(across)}"
+    transposed = f", 1, 1, {int(across)}" if held else f", 1, 1, {int(turned)}, {int(across)}"
+    transposed = "" if whole else transposed
     more = ("", "0", "") if overwrite else (", int more = 1", f"%{n + given + 1}", ', "r"(more)')
     return f"""
 __device__ __forceinline__ void {name}(
-    float (&sums)[{n}], {"const unsigned*" if held else "unsigned long long"} a, unsigned long long b{more[0]}
+    {kind} (&sums)[{n}], {"const unsigned*" if held else "unsigned long long"} a, unsigned long long b{more[0]}
 ) {{
   asm volatile(
       "{{\\n.reg .pred p;\\nsetp.ne.b32 p, {more[1]}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
-      "{{{registers}}}, {left}, p, {transposed};\\n}}"
+      "wgmma.mma_async.sync.aligned.m64n{columns}{form} "
+      "{{{registers}}}, {left}, p{transposed};\\n}}"
       : {sums} : {operands}, "l"(b){more[2]});
 }}
 """

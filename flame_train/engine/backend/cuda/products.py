@@ -17,8 +17,11 @@ from .launch_hooks import LaunchHooks
 from .libraries.cublaslt import CublasLt, Gelu, NoAlgorithm
 from .nvidia_libraries import driver_version
 
-ScaledRows = tuple[Array, Array]
-"""Rows (R, C) in e4m3 or int8, and the factor of each (R,)."""
+ScaledRows = tuple[Array, Array | None]
+"""Rows (R, C) in e4m3 or int8, and the factor of each (R,); None: those of int8 are 1."""
+
+LowRank = tuple[Array, Array, int]
+"""a2 (M, parts R), b2 (R, N), and how many equal parts of N columns have columns of a2 of their own."""
 
 _SUMS_BYTES = 32 << 20
 """Of a product's sums in int32 that lie in memory at once: what the cache of a large card keeps until they are read."""
@@ -126,8 +129,9 @@ class Products(Arrays):
         bias: Array | None = None,
         plus: Array | None = None,
         rotated: int = 0,
+        low: LowRank | None = None,
     ) -> None:
-        """Returns out (..., N) = a @ b^T (+ bias) (+ plus), for a (M, K) and b (N, K).
+        """Returns out (..., N) = a @ b^T (+ bias) (+ plus) (+ low), for a (M, K) and b (N, K).
 
         See ops/linear/scaled.py. M is the number of rows of `out`, which is dense; `plus` may be `out`.
 
@@ -137,13 +141,19 @@ class Products(Arrays):
             out: (..., N), with M rows.
             bias: (N,), or None.
             plus: an addend of the result's shape, or None.
-            rotated: the product's columns that are rotated together, of int8 without a bias; 0: none.
+            rotated: a @ b^T's columns that are rotated together, of int8 without a bias; 0: none.
+            low: a product of two thin matrices in out's dtype, which is added, or None.
         """
         (rows, row_scales), (columns, column_scales) = a, b
         flat = out.reshape(-1, len(columns))
         added = flat if plus is out else None if plus is None else self.contiguous(plus).reshape(flat.shape)
         if rows.dtype == int8:
-            return self._int8_product(a, b, flat, bias, added, rotated)
+            by, across = (None if s is None else s.view(float32) for s in (row_scales, column_scales))
+            hidden, up, parts = low or (None, None, 1)
+            x = Operands(rows, columns.T, hidden, up, flat, parts, bias, added, factors=(by, across), rotated=rotated)
+            if not self.dual_gemms.made(x, self._in_int32):
+                self._in_int32(x)
+            return
         product = partial(self.cublaslt.product, rows, columns.T, flat, plus=added, scales=(row_scales, column_scales))
         shape = *rows.shape, len(columns)
         if bias is not None and shape not in self._biased_apart:
@@ -154,30 +164,33 @@ class Products(Arrays):
         product()
         if bias is not None:
             self.elementwise(("x + bias",), {"x": flat, "bias": bias}, (flat.dtype,), out=(flat,))
+        if low is not None:
+            self._add_low_rank(flat, *low)
 
-    def _int8_product(
-        self, a: ScaledRows, b: ScaledRows, out: Array, bias: Array | None, plus: Array | None, rotated: int
-    ) -> None:
-        """`scaled_product` of int8 by parts of the rows: sums in int32, then factors and all else in one pass."""
-        (rows, row_scales), (columns, column_scales) = a, b
-        factors = row_scales.view(float32)[:, None], column_scales.view(float32)
-        further = {} if bias is None else {"bias": bias}
-        value = " + ".join(["(float)sums * by * across", *further, *([] if plus is None else ["plus"])])
-        step = max(_ROWS_OF_SUMS, _SUMS_BYTES // (4 * len(columns)) // _ROWS_OF_SUMS * _ROWS_OF_SUMS)
-        for first in range(0, len(rows), step):
+    def _in_int32(self, x: Operands) -> None:
+        """Computes a product of int8 by parts of the rows: sums in int32, then factors and the rest in one pass."""
+        assert x.factors is not None
+        by, across = x.factors[0], {} if x.factors[1] is None else {"across": x.factors[1]}
+        further = {} if x.bias is None else {"bias": x.bias}
+        scaled, (rows, columns) = " * ".join(["(float)sums", "by", *across]), x.out.shape
+        value = " + ".join([scaled, *further, *([] if x.plus is None else ["plus"])])
+        step = max(_ROWS_OF_SUMS, _SUMS_BYTES // (4 * columns) // _ROWS_OF_SUMS * _ROWS_OF_SUMS)
+        for first in range(0, rows, step):
             part = slice(first, first + step)
-            sums = self.empty(out[part].shape, int32)
-            self.cublaslt.product(rows[part], columns.T, sums)
-            if rotated:
-                steps, given = ("row y = sums * by * across", f"rotate{rotated} z = y"), {"sums": sums}
-                given |= {} if plus is None else {"plus": plus[part]}
-                program = Program(steps, ("z" if plus is None else "z + plus",))
-                by, across = {"by": factors[0][part, 0]}, {"across": Table(factors[1])}
-                self.rows(program, Rowwise(given, across, by), (out.dtype,), out=(out[part],))
-                continue
-            operands = {"sums": sums, "by": factors[0][part], "across": factors[1], **further}
-            operands |= {} if plus is None else {"plus": plus[part]}
-            self.elementwise((value,), operands, (out.dtype,), out=(out[part],))
+            sums = self.empty(x.out[part].shape, int32)
+            self.cublaslt.product(x.a[part], x.b, sums)
+            given = {"sums": sums} | ({} if x.plus is None else {"plus": x.plus[part]})
+            out = (x.out[part],)
+            if x.rotated:
+                steps = f"row y = {scaled}", f"rotate{x.rotated} z = y"
+                program = Program(steps, ("z" if x.plus is None else "z + plus",))
+                tables = {name: Table(each) for name, each in across.items()}
+                self.rows(program, Rowwise(given, tables, {"by": by[part]}), (x.out.dtype,), out=out)
+            else:
+                operands = given | {"by": by[part, None], **across, **further}
+                self.elementwise((value,), operands, (x.out.dtype,), out=out)
+        if x.a2 is not None:
+            self._add_low_rank(x.out, x.a2, x.b2, x.parts)
 
     def dual_gemm(
         self,
@@ -279,10 +292,12 @@ class Products(Arrays):
     def _separately(self, x: Operands) -> None:
         """Computes `dual_gemm` by two products of cuBLASLt."""
         self.matmul(x.a, x.b, bias=x.bias, out=x.out, plus=x.plus)
-        left, right, out = (
-            y.reshape(len(y), x.parts, -1).transpose(1, 0, 2) if x.parts > 1 else y for y in (x.a2, x.b2, x.out)
-        )
-        self.matmul(left, right, out=out, plus=out)
+        self._add_low_rank(x.out, x.a2, x.b2, x.parts)
+
+    def _add_low_rank(self, out: Array, a2: Array, b2: Array, parts: int) -> None:
+        """Adds a2 @ b2 to `out`, of whose columns each of `parts` equal parts has its own of a2."""
+        left, right, each = (y.reshape(len(y), parts, -1).transpose(1, 0, 2) if parts > 1 else y for y in (a2, b2, out))
+        self.matmul(left, right, out=each, plus=each)
 
 
 def _place(cupy: Any) -> str:

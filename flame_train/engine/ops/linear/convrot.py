@@ -1,4 +1,4 @@
-"""ConvRot (arXiv 2512.03673): columns rotated by groups before rows are rounded, so that few large ones cost no others bits.
+"""ConvRot (arXiv 2512.03673): groups of columns are rotated before rows are rounded, so large ones cost others no bits.
 
 With R, block-diagonal of the matrices of `io/convrot.py`, a weight W is stored as W R in int8. Then x W^T is
 (x R) (W R)^T, and the gradient of x is what (W R) gives, times R. R is its own inverse.

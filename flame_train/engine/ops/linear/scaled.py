@@ -14,6 +14,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...autograd.grad_target import ALLOCATE, GradTarget, GradTargets
 from ...backend.cuda.launcher import Launcher
+from ...backend.cuda.products import LowRank
 from ...dtype import Array, float32, int8, uint8
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
@@ -59,9 +60,7 @@ def scaled_linear(
 scaled_linear.non_differentiable("data", "scales")
 
 
-def check_layer(
-    input: Array, data: Array, scales: Array, residual: Array | None, op: str, rotated: int = 0
-) -> None:
+def check_layer(input: Array, data: Array, scales: Array, residual: Array | None, op: str, rotated: int = 0) -> None:
     """Raises ShapeError or TypeError unless data, scales and residual are a layer's and fit the input.
 
     Args:
@@ -76,9 +75,7 @@ def check_layer(
     check_residual(op, input, data, residual)
 
 
-def stored_product(
-    xp: Namespace, input: Array, data: Array, scales: Array, dynamic: bool, rotated: int = 0
-) -> Array:
+def stored_product(xp: Namespace, input: Array, data: Array, scales: Array, dynamic: bool, rotated: int = 0) -> Array:
     """Returns input @ weight^T; with `dynamic` of its rounded rows, and of int8 exact before factors are applied.
 
     Args:
@@ -255,6 +252,7 @@ def scaled_product_to(
     value: str = "x",
     other: Array | None = None,
     rotated: int = 0,
+    low: LowRank | None = None,
 ) -> Array:
     """Returns g @ weight by a product of 8 bits, as the gradient at `target`.
 
@@ -264,16 +262,18 @@ def scaled_product_to(
         data: e4m3 in uint8, or int8 (out, in).
         value, other: as in `encode`.
         rotated: data's columns that are rotated together; 0: none.
+        low: what `Launcher.scaled_product` adds, or None.
 
     Returns:
         (..., in).
     """
     if target.addend is not None and target.addend.dtype != g.dtype:
-        return target.addend + scaled_product_to(k, g, data, scales, ALLOCATE, value, other, rotated)
+        return target.addend + scaled_product_to(k, g, data, scales, ALLOCATE, value, other, rotated, low)
     shape = (*g.shape[:-1], data.shape[1])
     buffer = target.buffer
     made = buffer if buffer is not None and buffer.flags.c_contiguous else k.empty(shape, g.dtype)
-    columns, ones = transposed(k, k.contiguous(data)), k.ones[: data.shape[1]]
+    columns = transposed(k, k.contiguous(data))
+    ones = None if data.dtype == int8 else k.ones[: data.shape[1]]
     rounded = encode(k, g, data.dtype, scales, value, other)
-    k.scaled_product(rounded, (columns, ones), out=made, plus=target.addend, rotated=rotated)
+    k.scaled_product(rounded, (columns, ones), out=made, plus=target.addend, rotated=rotated, low=low)
     return made

@@ -219,11 +219,9 @@ def _(
     x = k.contiguous(input).reshape(-1, width)
     lora_hidden = k.matmul(x, down.reshape(-1, width).T, alpha=lora.scale)
     y = k.empty((len(x), n * out), x.dtype)
-    hidden_parts, y_parts = (a.reshape(len(x), n, -1).transpose(1, 0, 2) for a in (lora_hidden, y))
-    added = None if residual is None else residual.reshape(1, -1, out)
-    k.matmul(hidden_parts, up.transpose(0, 2, 1), out=y_parts, plus=added)
-    weight = stack.reshape(-1, width), factors.reshape(-1)
-    k.scaled_product(encode(k, x, stack.dtype, rotated=weights.rotated), weight, out=y, bias=bias, plus=y)
+    weight, low = (stack.reshape(-1, width), factors.reshape(-1)), (lora_hidden, up.reshape(n * out, -1).T, n)
+    rounded = encode(k, x, stack.dtype, rotated=weights.rotated)
+    k.scaled_product(rounded, weight, out=y, bias=bias, plus=residual, low=low)
     shape = (*input.shape[:-1], out)
     return [y[:, i * out : (i + 1) * out].reshape(shape) for i in range(n)], lora_hidden
 
@@ -239,7 +237,7 @@ def _(
     if "input" in targets:
         flat = k.contiguous(rows).reshape(*input.shape[:-1], n * out)
         weight = stack.reshape(-1, width), factors.reshape(-1)
-        dx = scaled_product_to(k, flat, *weight, targets["input"], rotated=weights.rotated)
-        k.matmul(grad_hidden, down.reshape(-1, width), out=dx.reshape(-1, width), plus=dx.reshape(-1, width))
+        low = grad_hidden, down.reshape(-1, width), 1
+        dx = scaled_product_to(k, flat, *weight, targets["input"], rotated=weights.rotated, low=low)
     made = factor_gradients(k, SkinnyOperands(x, rows, grad_hidden, lora.lora_hidden, rank), listed(targets, n))
     return dx, made.get("down"), made.get("up")

@@ -47,9 +47,7 @@ class RowTiling:
         return self.width * self.threads * self.packets
 
 
-def row_tiling(
-    columns: int, width: int, loads: int, held: int, tuning: Tuning = SM_90, together: int = 1
-) -> RowTiling:
+def row_tiling(columns: int, width: int, loads: int, held: int, tuning: Tuning = SM_90, together: int = 1) -> RowTiling:
     """Returns the tiling for rows of `columns` elements in packets of `width`.
 
     For each packet of a row a thread loads `loads` packets of 16 bytes and holds `held` in registers. Only few
