@@ -201,8 +201,8 @@ def without_assembly(code: str) -> str:
             words = re.sub(r"^\s*(?:@\w+ |\w+:)?\s*", "", line.strip("{} ")).split(maxsplit=1)
             if not words or words[0] in ("bra", ".reg"):
                 continue
-            name = re.sub(r"(?<=m64)n(\d+)(?=k16)", "", words[0])
-            if wide := re.search(r"m64n(\d+)k16", words[0]):
+            name = re.sub(r"(?<=m64)n(\d+)(?=k\d)", "", words[0])
+            if wide := re.search(r"m64n(\d+)k\d", words[0]):
                 columns = f"<{wide[1]}>"
             names.append(re.sub(r"\W+", "_", name))
             rest = words[1] if len(words) > 1 else ""
@@ -259,11 +259,14 @@ class WrittenOut:
         return self.libraries[key]
 
 
-def describe(to: int, _: int, rank: int, at: int, sizes: Any, strides: Any, box: Any, *rest: int) -> int:
+def describe(to: int, kind: int, rank: int, at: int, sizes: Any, strides: Any, box: Any, *rest: int) -> int:
     """As cuTensorMapEncodeTiled, for ptx.cpp."""
-    described = (ctypes.c_uint64 * 13)(at, rank | rest[2] << 32)
+    narrow = kind == 0  # bytes: described as pairs of them
+    described = (ctypes.c_uint64 * 13)(at, rank | narrow << 16 | rest[2] << 32)
     for first, given in ((2, sizes), (6, strides), (9, box)):
         described[first : first + len(given)] = list(given)
+    for first in (2, 9):
+        described[first] >>= narrow
     ctypes.memmove(to, described, ctypes.sizeof(described))
     return 0
 

@@ -103,7 +103,8 @@ static void barrier_cluster_arrive_release_aligned_and_barrier_cluster_wait_acqu
 }
 
 // Tiles by descriptor. What is not there comes as zeros and is not written.
-struct Described { u64 at; u32 rank, swizzle; u64 sizes[4], strides[3], box[4]; };
+// Bytes are described as pairs, and `narrow`: the first coordinate counts bytes.
+struct Described { u64 at; unsigned short rank, narrow; u32 swizzle; u64 sizes[4], strides[3], box[4]; };
 static u32 swizzled(u32 at, u32 swizzle) { return at ^ ((at >> 7 & ((1 << swizzle) - 1)) << 4); }
 template <typename F> static void each_element(const Described& map, const int* first, u32 to, F f) {
   u32 count = 1, bytes = 2;
@@ -140,6 +141,7 @@ static void told(u32 barrier, int bytes) {
 template <int RANK> static void fetch_tile(u32 to, const void* given, std::vector<int> first, u32 barrier) {
   const Described& map = *static_cast<const Described*>(given);
   if (map.rank != RANK) wrong = "a tile's coordinates are as many as its description has not";
+  if (map.narrow) first[0] /= 2;
   if (to % (map.swizzle == 1 ? 256 : 1024)) wrong = "a tile begins where its swizzle does not";
   come_later(to, bytes_of(map), barrier, [=] {
     each_element(map, first.data(), to, [](unsigned short* from, u32 at) {
@@ -241,7 +243,7 @@ static void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32& a, u32& b, u32& 
   barrier(warp(), 32);
 }
 
-// Products of warpgroups, m64 n k16.
+// Products of warpgroups, m64 n k16, and of bytes k32, with whole sums.
 static float of_bf16(unsigned short bits) { u32 u = (u32)bits << 16; float f; memcpy(&f, &u, 4); return f; }
 static float of_f16(unsigned short bits) { _Float16 h; memcpy(&h, &bits, 2); return h; }
 struct Asked {
@@ -256,6 +258,9 @@ struct Asked {
   void take(int lane, const u32& part) { held[lane].push_back(part); }
   void take(int lane, u64 operand) { if (!lane) described.push_back(operand); }
   void take(int lane, int number) { if (!lane) numbers.push_back(number); }
+  bool whole = false;
+  void take_whole(int lane, int& sum) { if (!taken++) sums[lane] = reinterpret_cast<float*>(&sum); }
+  void take_whole(int lane, u64 operand) { take(lane, operand); }
 };
 static std::deque<Asked> products[ALL / 32];
 static unsigned issued[ALL], done[ALL / 32];
@@ -269,7 +274,22 @@ static unsigned short element(u64 operand, int i, int k, bool across) {
                      : i / 8 * eights + i % 8 * width + k * 2;
   return *reinterpret_cast<unsigned short*>(window(own(swizzled(at + place, swizzle)), 2));
 }
+__attribute__((optimize("O2"))) static void make_whole(const Asked& p) {
+  int left[16][32], right[32][256], first = threadIdx.x % 128 / 32 * 16;
+  const auto byte = [](u64 operand, int i, int k) { return (signed char)(element(operand, i, k / 2, false) >> k % 2 * 8); };
+  for (int k = 0; k < 32; k++) {
+    for (int r = 0; r < 16; r++) left[r][k] = byte(p.described[0], first + r, k);
+    for (int c = 0; c < p.columns; c++) right[k][c] = byte(p.described[1], c, k);
+  }
+  for (int r = 0; r < 16; r++)
+    for (int c = 0; c < p.columns; c++) {
+      int& sum = reinterpret_cast<int*>(p.sums[r % 8 * 4 + c % 8 / 2])[c / 8 * 4 + r / 8 * 2 + c % 2];
+      if (!p.numbers[0]) sum = 0;
+      for (int k = 0; k < 32; k++) sum += left[r][k] * right[k][c];
+    }
+}
 __attribute__((optimize("O2"))) static void make(const Asked& p) {
+  if (p.whole) return make_whole(p);
   float left[16][16], right[16][256];
   int first = threadIdx.x % 128 / 32 * 16;
   bool held = p.held[0].size(), across = p.numbers.back(), turned = !held && p.numbers[4];
@@ -286,15 +306,22 @@ __attribute__((optimize("O2"))) static void make(const Asked& p) {
       for (int k = 0; k < 16; k++) sum += left[r][k] * right[k][c];
     }
 }
-template <int COLUMNS, typename... Operands> static void ask_product(float (*value)(unsigned short), Operands&&... operands) {
-  int lane = threadIdx.x % 32, of = current / 32;
+template <int COLUMNS, typename Take> static void asked_product(Take take) {
+  int of = current / 32;
   if (!fenced[current]) wrong = "products are asked for without a fence for the registers";
   unsigned n = issued[current]++ - done[of];
   if (n == products[of].size()) products[of].emplace_back();
   Asked& p = products[of][n];
-  p.columns = COLUMNS, p.group = committed[current], p.value = value, p.taken = 0;
-  (p.take(lane, operands), ...);
+  p.columns = COLUMNS, p.group = committed[current], p.taken = 0;
+  take(p, threadIdx.x % 32);
   if (p.taken != COLUMNS / 2) wrong = "a product has other sums than its columns";
+}
+template <int COLUMNS, typename... Operands> static void ask_product(float (*value)(unsigned short), Operands&&... operands) {
+  asked_product<COLUMNS>([&](Asked& p, int lane) { p.value = value, (p.take(lane, operands), ...); });
+}
+template <int COLUMNS, typename... Operands>
+static void setp_ne_b32_and_wgmma_mma_async_sync_aligned_m64k32_s32_s8_s8(int more, int, Operands&&... operands) {
+  asked_product<COLUMNS>([&](Asked& p, int lane) { p.whole = true, p.take(lane, more), (p.take_whole(lane, operands), ...); });
 }
 #define PRODUCT(type) setp_ne_b32_and_wgmma_mma_async_sync_aligned_m64k16_f32_##type##_##type
 template <int COLUMNS, typename... O> static void PRODUCT(bf16)(O&&... o) { ask_product<COLUMNS>(of_bf16, o...); }

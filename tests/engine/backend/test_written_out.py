@@ -23,6 +23,7 @@ from flame_train.engine.ops.attention import short_kv, wgmma
 from flame_train.engine.ops.attention.operands import Inputs, Saved
 from flame_train.engine.ops.linear import skinny_gemm
 from flame_train.engine.ops.linear.skinny_gemm import SkinnyOperands
+from tests.engine.ops.test_convrot import rotation
 
 pytestmark = pytest.mark.proof
 
@@ -223,6 +224,42 @@ def test_two_products_in_one_pass(computing: Any, tile: Tile, across: bool, thin
         x = pair(case, across, thin)
         products(computing, 4).run(replace(tile, thin=16 * thin), x)
         check_pair(x)
+
+
+WHOLE = [
+    (dual_gemm.TILES[0], 16, False, 0),
+    (dual_gemm.TILES[0], 32, True, 256),
+    (dual_gemm.TILES[1], 0, False, 64),
+    (dual_gemm.TILES[2], 16, True, 0),
+    (dual_gemm.TILES[3], 64, False, 16),
+]
+
+
+@pytest.mark.parametrize(("tile", "rank", "across", "group"), WHOLE, ids=str)
+def test_products_of_int8_with_factors_a_rotation_and_a_thin_product(
+    computing: Any, tile: Tile, rank: int, across: bool, group: int
+) -> None:
+    """Edges everywhere and several tiles a block, what is added lying where the result does."""
+    m, n, k = 200, (tile.columns + 64 if group < 256 else 512), 208
+    rng = np.random.default_rng(rank)
+    a, b = (rng.integers(-127, 128, (r, k)).astype(np.int8) for r in (m, n))
+    by, over = (rng.uniform(1e-4, 2e-4, r).astype(np.float32) for r in (m, n))
+    low, up, plus, bias = (rounded(s, i, bfloat16) for i, s in enumerate(((m, 64), (64, n), (m, n), (n,))))
+    on = [flame.tensor(x, device="cuda").data for x in (a, b, by, over, low, plus, bias)]
+    thin = up[:rank] if across else np.ascontiguousarray(up[:rank].T)
+    b2 = flame.tensor(thin, device="cuda").data
+    x = Operands(
+        *(on[0], on[1].T, on[4][:, :rank] if rank else None, (b2 if across else b2.T) if rank else None, on[5]),
+        bias=None if group else on[6],
+        plus=on[5],
+        factors=(on[2], None if group else on[3]),
+        rotated=group,
+    )
+    products(computing, 4).run(tile, x)
+    want = (a.astype(np.int64) @ b.astype(np.int64).T) * by[:, None].astype(np.float64)
+    want = want @ rotation(n, group) if group else want * over + bias.astype(np.float64)
+    want = want + low[:, :rank].astype(np.float64) @ up[:rank].astype(np.float64) + plus.astype(np.float64)
+    np.testing.assert_allclose(np.asarray(on[5].get(), np.float64), want, rtol=2.0**-8, atol=2e-4)
 
 
 def test_thin_products_of_parts_of_the_columns(computing: Any) -> None:
