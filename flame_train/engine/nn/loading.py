@@ -8,13 +8,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from flame_train.io.weight_files import Kept
+
 from ...errors import ModelFileError, counted, kind_of
 from ...io.dtypes import widened
 from ..backend import Backend, get_backend
 from ..dtype import Array, DType, as_dtype, compute_dtype, float16, float32, is_float
 from ..ops.common.conditions import AT_MOST_FP32
 from .module import Module, put_array
-from .quantized import Kept, QuantizedWeight, Storage
+from .quantized import QuantizedWeight, Storage
 from .spec import ParamSpec, kernel_order
 from .state_dict import check_shapes
 

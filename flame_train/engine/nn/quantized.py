@@ -113,8 +113,9 @@ class QuantizedWeight(ABC):
         groups = GROUPS if storage.format == "int8-convrot" else (0,)
         if not storage.whole or stored.data.shape != sizes or stored.rotated not in groups:
             return None
-        parts = np.array(stored.data), np.array(stored.factors, np.float32).view(uint32)
-        return ScaledWeight(*(Frozen(backend.to_device(part)) for part in parts), storage.dynamic, stored.rotated)
+        factors = np.array(stored.factors, np.float32).view(uint32)
+        data, scales = (Frozen(backend.to_device(part)) for part in (np.array(stored.data), factors))
+        return ScaledWeight(data, scales, storage.dynamic, stored.rotated)
 
     @property
     @abstractmethod

@@ -15,7 +15,8 @@ from ..shapes.pool import GRAIN
 from ..shapes.shape_namespace import ShapeNamespace
 from .autotuner import AutotuneCache
 from .device import CudaBackend
-from .dual_gemm import DualGemm, Operands, Tile
+from .dual_gemm import DualGemm, Operands
+from .dual_gemm_tiles import Tile
 from .kernel_requests import KernelRequests
 from .launch_hooks import Flops, LaunchHooks
 from .launcher import Launcher

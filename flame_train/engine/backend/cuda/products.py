@@ -164,8 +164,7 @@ class Products(Arrays):
         product()
         if bias is not None:
             self.elementwise(("x + bias",), {"x": flat, "bias": bias}, (flat.dtype,), out=(flat,))
-        if low is not None:
-            self._add_low_rank(flat, *low)
+        self._add_low_rank(flat, *(low or (None, None, 1)))
 
     def _in_int32(self, x: Operands) -> None:
         """Computes a product of int8 by parts of the rows: sums in int32, then factors and the rest in one pass."""
@@ -189,8 +188,7 @@ class Products(Arrays):
             else:
                 operands = given | {"by": by[part, None], **across, **further}
                 self.elementwise((value,), operands, (x.out.dtype,), out=out)
-        if x.a2 is not None:
-            self._add_low_rank(x.out, x.a2, x.b2, x.parts)
+        self._add_low_rank(x.out, x.a2, x.b2, x.parts)
 
     def dual_gemm(
         self,
@@ -294,8 +292,10 @@ class Products(Arrays):
         self.matmul(x.a, x.b, bias=x.bias, out=x.out, plus=x.plus)
         self._add_low_rank(x.out, x.a2, x.b2, x.parts)
 
-    def _add_low_rank(self, out: Array, a2: Array, b2: Array, parts: int) -> None:
-        """Adds a2 @ b2 to `out`, of whose columns each of `parts` equal parts has its own of a2."""
+    def _add_low_rank(self, out: Array, a2: Array | None, b2: Array | None, parts: int) -> None:
+        """Adds a2 @ b2, if there are any, to `out`, of whose columns each of `parts` has its own columns of a2."""
+        if a2 is None or b2 is None:
+            return
         left, right, each = (y.reshape(len(y), parts, -1).transpose(1, 0, 2) if parts > 1 else y for y in (a2, b2, out))
         self.matmul(left, right, out=each, plus=each)
 
