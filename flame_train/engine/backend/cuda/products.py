@@ -11,6 +11,7 @@ from .arrays import Arrays
 from .autotuner import AutotuneCache, default_folder
 from .codegen.kernel_ir import Operands as Rowwise
 from .codegen.kernel_ir import Program, Table
+from .codegen.rows import Rows
 from .cubin import Cubins
 from .dual_gemm import DualGemm, Operands
 from .launch_hooks import LaunchHooks
@@ -32,6 +33,7 @@ _ROWS_OF_SUMS = 256
 class Products(Arrays):
     """Products by cuBLASLt and by the kernels of dual_gemm.cuh, whichever is faster."""
 
+    rows: Rows
     _stream: Any
     launch_hooks: LaunchHooks
     multiprocessors: int
@@ -280,6 +282,7 @@ class Products(Arrays):
     def _thin_first(self, x: Operands) -> None:
         """Computes `lora_gemm` by cuBLASLt for the thin product, and `dual_gemm` for the rest."""
         assert x.thin is not None
+        assert x.a2 is not None
         if x.splits == 1:
             self.matmul(x.a, x.thin, out=x.a2, alpha=x.scale)
         else:
@@ -296,7 +299,8 @@ class Products(Arrays):
         """Adds a2 @ b2, if there are any, to `out`, of whose columns each of `parts` has its own columns of a2."""
         if a2 is None or b2 is None:
             return
-        left, right, each = (y.reshape(len(y), parts, -1).transpose(1, 0, 2) if parts > 1 else y for y in (a2, b2, out))
+        given: tuple[Array, ...] = a2, b2, out
+        left, right, each = (y.reshape(len(y), parts, -1).transpose(1, 0, 2) if parts > 1 else y for y in given)
         self.matmul(left, right, out=each, plus=each)
 
 
