@@ -55,6 +55,28 @@ def test_a_bias_that_no_algorithm_takes_along_is_asked_for_once(gpu: Any, asked:
     assert asked == [True, False, False, True, False]
 
 
+@pytest.mark.parametrize("few", [False, True], ids=["bias taken along", "bias apart"])
+def test_a_loras_update_is_added_with_and_without_a_bias(
+    gpu: Any, few: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last product is the thin one, (rows, rank) by (rank, out), onto the layer's result."""
+    if few:
+        request.getfixturevalue("asked")
+    found, product = [], gpu.kernels.cublaslt.product
+
+    def noticed(a: Any, b: Any, out: Any, **more: Any) -> None:
+        product(a, b, out, **more)
+        found.append((a.shape[-2:], b.shape[-2:], more.get("plus") is not None))
+
+    monkeypatch.setattr(gpu.kernels.cublaslt, "product", noticed)
+    x, data, scales, bias = operands()
+    down, up = (flame.tensor(np.ones(s), BF16, "cuda") for s in ((16, 48), (32, 16)))
+    for own in (None, bias):
+        F.scaled_lora_linears(x, [data], [scales], [down], [up], 0.5, own, dynamic=True)
+        assert found[1:] == [((6, 48), (48, 32), False), ((6, 16), (16, 32), True)], own
+        found.clear()
+
+
 @pytest.mark.parametrize("lies", ["dense", "turned", "with gaps"])
 def test_a_residual_is_added_as_it_lies(gpu: Any, lies: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given, added = operands(), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
@@ -157,7 +158,11 @@ class Products(Arrays):
                 self._in_int32(x)
             return
         product = partial(self.cublaslt.product, rows, columns.T, flat, plus=added, scales=(row_scales, column_scales))
-        shape = *rows.shape, len(columns)
+        self._with_bias(product, (*rows.shape, len(columns)), flat, bias)
+        self._add_low_rank(flat, *(low or (None, None, 1)))
+
+    def _with_bias(self, product: Callable[..., None], shape: tuple[int, ...], out: Array, bias: Array | None) -> None:
+        """Makes a product of 8 bits of this shape, and adds `bias`, if there is one, in it or after it."""
         if bias is not None and shape not in self._biased_apart:
             try:
                 return product(bias=bias)
@@ -165,8 +170,7 @@ class Products(Arrays):
                 self._biased_apart.add(shape)
         product()
         if bias is not None:
-            self.elementwise(("x + bias",), {"x": flat, "bias": bias}, (flat.dtype,), out=(flat,))
-        self._add_low_rank(flat, *(low or (None, None, 1)))
+            self.elementwise(("x + bias",), {"x": out, "bias": bias}, (out.dtype,), out=(out,))
 
     def _in_int32(self, x: Operands) -> None:
         """Computes a product of int8 by parts of the rows: sums in int32, then factors and the rest in one pass."""
