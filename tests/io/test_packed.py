@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from flame_train.engine import nn
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights, sampled_digest
@@ -58,6 +59,47 @@ def test_a_turned_weight_is_turned_back(tmp_path):
     with opened(tmp_path, tensors) as file:
         error = np.linalg.norm(file.read("a.weight") - WEIGHT) / np.linalg.norm(WEIGHT)
     assert error < 0.01
+
+
+class OneLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(256, 6, bias=False)
+
+    def quantizable(self):
+        return {self.a: True}
+
+
+@pytest.mark.parametrize(
+    ("group", "storage", "kept"),
+    [
+        (0, "int8", True),
+        (256, "int8-convrot", True),
+        (64, "int8-convrot", True),
+        (256, "int8", False),
+        (0, "int8-convrot", False),
+        (4, "int8-convrot", False),  # no kernel turns by it
+    ],
+)
+def test_a_layer_keeps_the_codes_of_a_file_that_it_would_round_to_others(tmp_path, group, storage, kept):
+    """Where it is stored as the file is; else it is rounded anew, from the file's numbers."""
+    codes = RNG.integers(-100, 101, (6, 256)).astype(np.int8)
+    scale = np.linspace(0.01, 0.02, 6, dtype=np.float32)[:, None]
+    turn = {"convrot": True, "convrot_groupsize": group} if group else {}
+    mark = said(format="int8_tensorwise", **turn)
+    network = OneLayer()
+    with opened(tmp_path, {"a.weight": codes, "a.weight_scale": scale, "a.comfy_quant": mark}) as file:
+        numbers = file.read("a.weight")
+        nn.load(network, file, dtype="float32", device="cpu", what="a file", storage=nn.Storage(storage))
+    weight = network.a.weight
+    assert weight.rotated == {"int8": 0, "int8-convrot": group if kept else 256}[storage]
+    assert np.array_equal(weight.data.numpy(), codes) == kept
+    back = weight.dequantize(np.dtype(np.float32)).numpy()
+    if kept:
+        np.testing.assert_array_equal(weight.scales.numpy().view(np.float32), scale[:, 0])
+        np.testing.assert_allclose(back, numbers, rtol=0, atol=1e-5)
+    else:
+        assert 1e-3 < np.linalg.norm(back - numbers) / np.linalg.norm(numbers) < 0.012
 
 
 def test_fp8_with_one_scale_as_the_header_says(tmp_path):
