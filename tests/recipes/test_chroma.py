@@ -67,6 +67,7 @@ def test_separate_files_and_scaled_fp8_are_the_checkpoint(
     for file, more in (("c.safetensors", named), ("whole.safetensors", [])):
         run = tmp_path / f"run-{file}"
         given = [f"model.checkpoint={tmp_path / file}", f"output.dir={run}", "train.steps=1", "sample.every=0", *more]
+        given += [f"data.cache={tmp_path / 'encoded'}"]
         assert train(*(word for setting in given for word in ("--set", setting))) == 0
         losses.append(first_loss(run))
     assert losses[0] == losses[1]

@@ -60,7 +60,12 @@ def as_int8(base, path):
 
 @pytest.mark.parametrize(
     ("family", "write", "end"),
-    [("sdxl", as_gguf, "gguf"), ("sd3", as_gguf, "gguf"), ("flux", as_gguf, "gguf"), ("flux", as_int8, "safetensors")],
+    [
+        ("sdxl", as_gguf, "gguf"),
+        pytest.param("sd3", as_gguf, "gguf", marks=pytest.mark.proof),
+        ("flux", as_gguf, "gguf"),
+        ("flux", as_int8, "safetensors"),
+    ],
 )
 def test_a_packed_base_trains_as_its_numbers_do(train_small, tmp_path, family, write, end):
     assert train_small(family, "--set", f"output.dir={tmp_path / 'none'}", "--dry-run") == 0  # writes the base

@@ -49,7 +49,7 @@ def test_separate_files_are_the_checkpoint(train: Train, base: Path, tmp_path: P
     write_vocabulary(tmp_path, qwen=True)
     separate = [f"model.checkpoint={tmp_path / 'q.safetensors'}", f"model.vae={base}"]
     separate += [f"text_encoders.qwen3={tmp_path / 'qwen_2.5_vl_7b.safetensors'}"]
-    separate += ["model.offload=1.0", "gradient.checkpointing=full"]
+    separate += ["model.offload=1.0", "gradient.checkpointing=full", f"data.cache={tmp_path / 'encoded'}"]
     assert short(train, tmp_path / "apart", *separate) == short(train, tmp_path / "whole")
 
 

@@ -40,7 +40,7 @@ def test_a_prediction_that_fails_costs_no_run(caplog):
     assert "could not be predicted: AttributeError: a shape run has no function 'new'" in caplog.text
 
 
-def test_only_training_steps_may_vary(small_config, monkeypatch):
+def test_only_training_steps_may_vary(small_config, monkeypatch, tmp_path):
     """Cached images and grids are the same bytes however one trains, and wait for no measurement of their own."""
     seen: dict[str, set[bool]] = {"encoding": set(), "drawing": set(), "training": set()}
     encode, denoise = Encoder.forward, UNet.forward
@@ -58,6 +58,7 @@ def test_only_training_steps_may_vary(small_config, monkeypatch):
     config = small_config(
         train={"precision": "fp32", "steps": 1, "deterministic": False},
         sample={"every": 1, "steps": 1, "prompts": ("a circle",)},
+        data={"cache": str(tmp_path / "cache")},  # nothing is encoded yet
     )
     with StopRequest() as stop:
         train_plan(make_plan(check(config), stop), Session("cpu", stop=stop))
