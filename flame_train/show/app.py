@@ -87,7 +87,9 @@ class Pages:
         """Returns the list of runs, also of one."""
         views = [view for name in self._library.readers() if (view := self._library.view(name))]
         table = Markup(html(comparison.runs(views, _run, lambda view: _sample(view, "small")(view.grids[-1], 0))))
-        return self._page("runs.html", header(links=self._links, here="runs"), title="runs", table=table)
+        return self._page(
+            "runs.html", header(links=self._links, here="runs"), title="runs", table=table, some=bool(views)
+        )
 
     def run(self, request: Request) -> Response:
         """Returns a run's page, which the browser then keeps new from `run.json`."""

@@ -24,7 +24,7 @@ from flame_train.disk.roots import Roots, within
 from flame_train.errors import ConfigError, FlameError, shown
 from flame_train.io.requests import Kind
 from flame_train.quickstart.first_run import usable_device
-from flame_train.show.app import PAGES, Pages
+from flame_train.show.app import Pages
 from flame_train.show.frame import header, page_file
 from flame_train.show.library import Library
 from flame_train.show.run_reader import RunView
@@ -38,7 +38,7 @@ from .words import in_the_window
 
 _PAGES: Final = resources("flame_train.ui") / "pages"
 _SCRIPTS: Final = ("acting.js", "ask.js", "draft.js", "form.js", "images.js", "new.js", "plan.js", "queue.js")
-_LINKS: Final = {"new run": "/new", "queue": "/queue"} | PAGES
+_LINKS: Final = {"new run": "/new", "queue": "/queue", "runs": "/runs"}
 _MODULES: Final = ("/ui/ui.css", "/ui/acting.js")
 _WINDOW: Final = "x-flame-window"
 """The header by which a page says which window it is."""
@@ -225,7 +225,7 @@ class Window:
         def first(request: Request) -> Response:
             return pages.listed(request) if library.readers() else RedirectResponse("/new")
 
-        own.append(Route("/", first))
+        own += [Route("/", first), Route("/runs", pages.listed)]
         return pages.app(*answers, *own, Route("/form.json", self._form))
 
     def _answers(self, path: str, kind: type[Q], answer: Callable[[Q], dict[str, Any]], acts: bool = False) -> Route:

@@ -5,6 +5,7 @@ Nothing is kept between two requests. The text comes from the page, and what fol
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shlex
@@ -264,6 +265,7 @@ def imported(name: str, text: str, family: str, partial: bool) -> dict[str, Any]
         file.write_text(text, encoding="utf-8")
         try:
             result = import_config(str(file), None, family, partial=partial)
+            result = json.loads(json.dumps(result).replace(f"{folder}/", ""))
         except ConfigError as error:
             raise ConfigError(str(error).replace(f"{folder}/", "")) from None
     kept = ("from", "listed", "missing", "needless")

@@ -347,10 +347,11 @@ def test_groups_share_a_caption_and_are_shown_with_it(asker, images, monkeypatch
 
 
 def test_the_list_of_runs_is_shown_also_of_one(asker, made):
-    assert asker.send("/", method="GET")[0] == 307
+    assert b"No run is here yet" in asker.send("/runs", method="GET")[1]
     made("root/run")
-    status, page = asker.send("/", method="GET")
-    assert (status, b"/run?name=run" in page) == (200, True)
+    for path in ("/", "/runs"):
+        status, page = asker.send(path, method="GET")
+        assert (status, b"/run?name=run" in page) == (200, True)
 
 
 def test_a_caption_is_saved_unless_it_was_changed_meanwhile_or_stands_elsewhere(asker, images):

@@ -142,7 +142,7 @@ export class Sheet {
 /** @param {any} found */
 function countsOf(found) {
   const orphans = found.captions_without_image.length;
-  return `${found.count} images, ${found.without_caption} without a caption, ${orphans} captions without an image`;
+  return `${found.count} image${found.count === 1 ? "" : "s"}, ${found.without_caption} without a caption, ${orphans} caption${orphans === 1 ? "" : "s"} without an image`;
 }
 
 /** @param {Row} row */

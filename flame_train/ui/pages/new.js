@@ -275,7 +275,7 @@ async function restore({ confirmed, purpose, card, path, family, ...rest }) {
 
 /** A button that takes back what replaced a draft. @param {import("./draft.js").Draft} before @returns {Node[]} */
 function wayBack(before) {
-  return before.toml ? [button("back to the draft before", () => inOrder(() => restore(before)))] : [];
+  return before.toml ? [button("back to the draft before", () => inOrder(async () => { await restore(before); say(""); }))] : [];
 }
 
 async function beginAnew() {
@@ -320,6 +320,7 @@ function changedSince() {
 
 /** Writes the config, or starts it too. @param {string} what @param {any} [refused] the question that was refused */
 async function write(what, refused) {
+  if (!run.toml) return say("choose a base model first", true);
   await inOrder(async () => {
     const place = by("written", HTMLElement);
     const question = refused ? { ...refused, force: true } : { toml: run.toml, path: input("path").value, device: select("device").value, force: false };
