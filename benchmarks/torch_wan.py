@@ -1,7 +1,9 @@
-"""Wan 2.2's network as diffusers has it, for the comparison with PyTorch: a still, whose tokens all have one time."""
+"""Wan 2.2's network as diffusers has it, for the comparison with PyTorch: tokens of a still or clip have one time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from benchmarks.torch_baseline import Batch, Lengths, Predict, TorchBaseline, flow_step, sizes_of, velocity
@@ -9,10 +11,11 @@ from flame_train.models.wan.transformer import WanArch
 
 _TARGETS = r"blocks\.\d+\.(attn[12]\.(to_q|to_k|to_v|to_out\.0)|ffn\.net\.(0\.proj|2))"
 _DOWNSCALE = 16  # pixels a side that a latent pixel stands for
+_STRIDE = 4  # frames that one of latents stands for, after the first
 
 
-def wan(arch: WanArch, length: Lengths) -> TorchBaseline:
-    """Returns the counterpart of a network of this architecture, with captions of this length."""
+def wan(arch: WanArch, length: Lengths, frames: int = 1) -> TorchBaseline:
+    """Returns the counterpart of a network of this architecture, with captions of this length, for so many frames."""
     arguments = {
         "in_channels": arch.channels,
         "out_channels": arch.channels,
@@ -24,11 +27,12 @@ def wan(arch: WanArch, length: Lengths) -> TorchBaseline:
     def inputs(batch: Batch) -> tuple[Any, Predict]:
         side = batch.resolution // _DOWNSCALE
         predict = velocity(encoder_hidden_states=batch.randn(length["t5"], arch.text_dim))
-        latents = batch.randn(arch.channels, 1, side, side)
+        latents = batch.randn(arch.channels, 1 + (frames - 1) // _STRIDE, side, side)
         return latents, lambda transformer, x, t: predict(transformer, x, t * 1000)
 
     blocks = ("WanTransformerBlock",)
-    return TorchBaseline("WanTransformer3DModel", arguments, _TARGETS, blocks, flow_step(inputs))
+    made = TorchBaseline("WanTransformer3DModel", arguments, _TARGETS, blocks, flow_step(inputs))
+    return replace(made, with_frames=partial(wan, arch, length))
 
 
 BASELINES: Final = {"wan": wan}

@@ -22,6 +22,7 @@ from kill_and_continue import IGNORED
 from lora_differences import differences
 from PIL import Image
 
+from flame_train.data.clip_files import times, webp
 from flame_train.families import usual_keys
 from flame_train.models.registry import FAMILIES, family_of
 
@@ -41,6 +42,18 @@ def draw(folder: Path, count: int, seed: int = 0) -> None:
         )
         Image.fromarray(pixels).save(folder / f"{i:02}.png")
         (folder / f"{i:02}.txt").write_text(f"a disc, image {i}")
+
+
+def draw_clips(folder: Path, count: int, frames: int = 33) -> None:
+    """Clips of 832 x 480 in which a disc moves to the right, and their captions."""
+    folder.mkdir(exist_ok=True)
+    rows, columns = np.mgrid[:480, :832]
+    for i in range(count):
+        clip = np.full((frames, 480, 832, 3), 20 * i % 256, np.uint8)
+        for number, frame in enumerate(clip):
+            frame[np.hypot(rows - 200, columns - 150 - 12 * number) < 80] = (220, 30 * i % 256, 60)
+        (folder / f"{i:02}.webp").write_bytes(webp(clip, times(frames, 24)))
+        (folder / f"{i:02}.txt").write_text(f"a disc moves to the right, clip {i}")
 
 
 def usual_side(base: Path) -> int:
@@ -102,6 +115,7 @@ def main() -> None:
     parser.add_argument("--model", default="flux-dev", choices=[*COMMANDS])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--clips", action="store_true", help="train on clips of 33 frames; see data.frames")
     parser.add_argument("--kill", action="store_true", help="train again, killed and continued, and compare")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     args = parser.parse_args()
@@ -111,7 +125,10 @@ def main() -> None:
         subprocess.run(
             [sys.executable, str(maker), str(folder), "--model", args.model, "--device", args.device], check=True
         )
-    draw(folder / "images", 12)
+    if args.clips:
+        draw_clips(folder / "images", 6)
+    else:
+        draw(folder / "images", 12)
     file = folder / "run.toml"
     file.write_text(config(folder / "base.safetensors", folder / "images", folder / "run", args.steps))
     command = [

@@ -149,7 +149,10 @@ def prepare(case: BenchCase, group: ProcessGroup = ALONE) -> Prepared:
         if not bool(parameter.data.any()):
             parameter.data[...] = _uniform(backend, 1, parameter.shape, 1e-3, as_dtype("fp32"))
     state.optimizer.arena.sync_copies()
-    host = random_batch(model, case, controls=len(config.data.control))
+    frames = max(config.data.frames, default=1)
+    if problem := model.vae.frames_problem(frames):
+        raise ConfigError(f"data.frames: {problem}")
+    host = random_batch(model, case, controls=len(config.data.control), frames=frames)
     host = replace(host, arrays=with_token_ids(host.arrays, running)) if running else host
     host = replace(host, samples=host.samples + group.rank * case.batch)
     device_batch = Batch(host, backend, dtype)
@@ -191,8 +194,9 @@ def check_counterpart(case: BenchCase) -> None:
     lacking = [f"--quantize {case.quantize}"] if case.quantize != "off" else []
     lacking += [f"--checkpointing {case.checkpointing}"] if case.checkpointing not in ("off", "full") else []
     lacking += ["--checkpoint-blocks"] if case.checkpoint_blocks else []
-    shown = [setting for setting in case.settings if setting.startswith("data.control=")]
-    known = shown if shown and _baseline(case).with_controls else []
+    baseline = _baseline(case) if case.settings else None
+    can = {"data.control": baseline and baseline.with_controls, "data.frames": baseline and baseline.with_frames}
+    known = [setting for setting in case.settings if can.get(setting.partition("=")[0])]
     lacking += [f"--set {setting}" for setting in case.settings if setting not in known]
     if lacking:
         raise ConfigError(
@@ -222,8 +226,9 @@ def torch_step(case: BenchCase, compiled: bool, group: ProcessGroup = ALONE) -> 
     get_backend(case.device).empty_cache()
     baseline = _baseline(case)
     if case.settings:
-        controls = from_options(**with_overrides({}, case.settings)).data.control
-        baseline = baseline.with_controls(len(controls))
+        data = from_options(**with_overrides({}, case.settings)).data
+        baseline = baseline.with_controls(len(data.control)) if data.control else baseline
+        baseline = baseline.with_frames(max(data.frames)) if data.frames else baseline
     return from_checkout("torch_lora_step", "bench step --against").run(
         baseline,
         case.resolution,
@@ -387,13 +392,15 @@ def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float
     return ((uniform_of(words) - np.float32(0.5)) * np.float32(2 * bound)).reshape(shape).astype(dtype)
 
 
-def random_batch(model: Model, case: BenchCase, bucket: tuple[int, int] | None = None, controls: int = 0) -> HostBatch:
+def random_batch(
+    model: Model, case: BenchCase, bucket: tuple[int, int] | None = None, controls: int = 0, frames: int = 1
+) -> HostBatch:
     """Returns a batch of random latents and conditioning of the model's shapes, for images (H, W) if not square ones.
 
-    Each image has so many control images of its size.
+    Each image has so many control images of its size; clips have so many frames.
     """
     height, width = bucket or (case.resolution, case.resolution)
-    shape = (case.batch, *model.vae.latent_shape((height, width)))
+    shape = (case.batch, *model.vae.latent_shape((height, width), frames))
     latents = {"mean": normal(*shape), "logvar": normal(*shape) - 4.0}
     names = tuple(f"random {i}" for i in range(case.batch))
     seen = conditioning(model, case.resolution, case.batch) | by_name(normal(*shape) for _ in range(controls))
