@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
 
+import numpy as np
 import pytest
+from PIL import Image
+
+from flame_train.data.clip_files import sample_bytes
+from flame_train.data.grid import grid
 
 from .conftest import PLANTED, PROMPTS, colour, until
 
@@ -84,6 +90,28 @@ def test_a_script_that_got_into_a_page_would_not_run(made, serve, open_page, liv
 
 
 # ---- what is shown -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_samples_that_are_clips_play(made, serve, open_page, live):
+    """In the table and alone: each shows the white and the black frames, one after the other."""
+    run = made()
+    clips = [np.repeat(np.array([[[255] * 3], [[0] * 3]], np.uint8)[:, None], 64, 2).repeat(64, 1).copy()] * 3
+    (run.folder / "samples" / "step-000050.webp").write_bytes(sample_bytes(grid(clips), 5))
+    page = open_page(url(serve(run.folder)) if live else run.report().as_uri())
+    page.wait_for_selector("#samples tbody tr[data-step='50'] img")
+    for place in ("#samples tbody tr[data-step='50'] img", "dialog[open] img"):
+        image, seen = page.locator(place).first, set()
+
+        def both(image=image, seen=seen):
+            with Image.open(io.BytesIO(image.screenshot())) as shot:
+                seen.add(shot.convert("L").getpixel((shot.width // 2, shot.height // 2)) > 128)
+            return len(seen) == 2
+
+        if place.startswith("dialog"):
+            page.locator("#samples tbody tr[data-step='50'] button.zoom").first.click()
+            page.wait_for_selector(place)
+        until(both)
 
 
 @pytest.mark.parametrize("live", [True, False])

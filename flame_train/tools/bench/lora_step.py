@@ -22,7 +22,6 @@ from flame_train.engine import Frozen, capture, nn
 from flame_train.engine.backend import Backend, check_formats, get_backend
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
-from flame_train.engine.random import bits, uniform_of
 from flame_train.engine.shape_run import gpu_of, shape_run
 from flame_train.errors import ConfigError, EnvironmentFault, out_of_memory
 from flame_train.models.common.control import by_name
@@ -36,7 +35,7 @@ from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.session import Session
 from flame_train.training.step import State, micro, reduce, update
 
-from .models import conditioning, find, normal, running_encoders, with_token_ids
+from .models import conditioning, find, normal, running_encoders, uniform, with_token_ids
 from .timing import ABOUT_THE_REST, breakdown, ceilings, count_launches
 
 _WARM, _TIMED = 3, 10
@@ -147,7 +146,7 @@ def prepare(case: BenchCase, group: ProcessGroup = ALONE) -> Prepared:
     state = make_state(denoiser, attached, config, Session(case.device, group), layers)
     for parameter in attached.parameters():  # a zero matrix would leave half of the gradients zero
         if not bool(parameter.data.any()):
-            parameter.data[...] = _uniform(backend, 1, parameter.shape, 1e-3, as_dtype("fp32"))
+            parameter.data[...] = uniform(backend, 1, parameter.shape, 1e-3, as_dtype("fp32"))
     state.optimizer.arena.sync_copies()
     frames = max(config.data.frames, default=1)
     if problem := model.vae.frames_problem(frames):
@@ -375,7 +374,7 @@ def randomise(
             values = backend.xp.full(slot.shape, float(slot.init == "ones"), dtype)
         else:
             bound = (3.0 / max(1, int(np.prod(slot.shape[1:])))) ** 0.5
-            values = _uniform(backend, number, slot.shape, bound, dtype)
+            values = uniform(backend, number, slot.shape, bound, dtype)
         if values.ndim == 4:
             values = backend.xp.ascontiguousarray(values.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
         part.put_weight(attr, Frozen(values))
@@ -383,13 +382,6 @@ def randomise(
             part.quantize(storage, packed[part])
         completion.after(number)
     completion.end()
-
-
-def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float, dtype: DType) -> Any:
-    xp = backend.xp
-    rows = xp.arange(shape[0], dtype=np.int64)
-    words = bits(xp, 0, 48, number, rows, int(np.prod(shape[1:])))
-    return ((uniform_of(words) - np.float32(0.5)) * np.float32(2 * bound)).reshape(shape).astype(dtype)
 
 
 def random_batch(

@@ -8,6 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from ...data.buckets import Placement
+from ...engine.backend import Backend
+from ...engine.dtype import DType
+from ...engine.random import bits, uniform_of
 from ...errors import ConfigError
 from ...models.common.model import Model
 from ...models.registry import FAMILIES, NOTHING_NAMED, Family
@@ -36,6 +39,14 @@ def find(name: str) -> tuple[Family, Model]:
 def normal(*shape: int) -> np.ndarray[Any, Any]:
     """Returns standard normal values, fp32, the same for the same shape."""
     return np.random.default_rng(list(shape)).standard_normal(shape, np.float32)
+
+
+def uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float, dtype: DType) -> Any:
+    """Returns values on the device, evenly spread within `bound` of 0, the same for the same `number`."""
+    xp = backend.xp
+    rows = xp.arange(shape[0], dtype=np.int64)
+    words = bits(xp, 0, 48, number, rows, int(np.prod(shape[1:])))
+    return ((uniform_of(words) - np.float32(0.5)) * np.float32(2 * bound)).reshape(shape).astype(dtype)
 
 
 def conditioning(model: Model, resolution: int, size: int) -> Arrays:
