@@ -11,12 +11,15 @@ import numpy as np
 import psutil
 import pytest
 
+import flame_train.engine as flame
 from flame_train.config.checks import broken
 from flame_train.config.load import from_options
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
+from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.backend.host_memory import available
+from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import H100, Gpu, KernelRequests, shape_run
 from flame_train.errors import OutOfMemory
 from flame_train.run.check.adapted_layers import block_sizes
@@ -157,6 +160,22 @@ def test_streamed_bytes_are_waited_for_only_where_they_take_longer_than_the_rest
     assert seconds(10**3, 10**3) == alone
     assert seconds(10**12, 10**12) == pytest.approx(1000 * link)
     assert seconds(2 * 10**9, 10**3) == pytest.approx(alone + 2 * link, rel=1e-3)
+
+
+@pytest.mark.parametrize(("capability", "faster"), [("90", 2), ("86", 4)])
+@pytest.mark.parametrize("rows", [8, 4096])
+def test_products_of_int8_take_a_half_or_a_quarter_of_those_in_16_bits(capability: str, faster: int, rows: int) -> None:
+    """On data sheets of Hopper cards and of GeForce ones; by cuBLASLt, and for many rows by a kernel of Hopper's."""
+    gpu = H100._replace(capability=capability)
+    with shape_run(gpu) as run, deterministic(True):
+        x = flame.tensor(np.zeros((rows, 1024), np.float32), "bfloat16", "cuda")
+        stored = F.int8_quantize(flame.tensor(np.zeros((1024, 1024), np.float32), device="cuda"))
+        before = StepWork.of(run)
+        F.scaled_linear(x, *stored, dynamic=True)
+        found = StepWork.of(run).since(before)
+    assert found.narrow == found.flops.total() == 2 * rows * 1024 * 1024
+    wide, narrow = (StepWork(found.flops, n, 0, 0, 0).seconds(gpu) for n in (0, found.narrow))
+    assert wide == pytest.approx(faster * narrow)
 
 
 def test_a_step_counts_each_block_twice_but_for_what_is_still_there() -> None:

@@ -22,21 +22,25 @@ _LAUNCH_S: Final = 5.8e-6
 
 
 class _Sheet(NamedTuple):
-    """A card's data sheet, for one multiprocessor: TFLOP/s in 16 bits added up in fp32, GB/s; and GB/s to the host."""
+    """A card's data sheet, for one multiprocessor: TFLOP/s in 16 bits added up in fp32, GB/s; and GB/s to the host.
+
+    `narrow` is the rate of products in 8 bits by that in 16. GeForce cards add up 16 bits in fp32 at half their rate.
+    """
 
     tflops: float
     memory: float
     host: float
+    narrow: float = 2
 
 
 _SHEETS: Final = {
     75: _Sheet(65 / 40, 320 / 40, 12),  # T4
     80: _Sheet(312 / 108, 2039 / 108, 25),  # A100
-    86: _Sheet(71 / 82, 936 / 82, 25),  # RTX 3090
-    89: _Sheet(165 / 128, 1008 / 128, 25),  # RTX 4090
+    86: _Sheet(71 / 82, 936 / 82, 25, 4),  # RTX 3090
+    89: _Sheet(165 / 128, 1008 / 128, 25, 4),  # RTX 4090
     90: _Sheet(989 / 132, 4800 / 132, 50),  # H200
     100: _Sheet(2250 / 148, 8000 / 148, 50),  # B200
-    120: _Sheet(209.5 / 170, 1792 / 170, 50),  # RTX 5090
+    120: _Sheet(209.5 / 170, 1792 / 170, 50, 4),  # RTX 5090
 }
 """By compute capability; one that is not here has the sheet of the one below it."""
 
@@ -93,13 +97,13 @@ class StepWork:
     def parts(self, gpu: Gpu) -> tuple[float, float]:
         """Returns how long all but what is streamed takes, and all that is copied. The two go on at the same time.
 
-        Products in 8 bits take half as long as others; copies that are not streamed wait for the rest.
+        Copies that are not streamed wait for the rest.
         """
         known = sorted(_SHEETS)
         sheet = _SHEETS[known[max(bisect_right(known, int(gpu.capability)) - 1, 0)]]
         peak, moved = sheet.tflops * gpu.multiprocessors * 1e12, sheet.memory * gpu.multiprocessors * 1e9
         attention, convolutions = self.flops["attention"], self.flops["convolution"]
-        products = self.flops.total() - attention - convolutions - self.narrow / 2
+        products = self.flops.total() - attention - convolutions - self.narrow * (1 - 1 / sheet.narrow)
         computed = (
             products / (_PRODUCTS * peak)
             + convolutions / (_CONVOLUTIONS * peak)

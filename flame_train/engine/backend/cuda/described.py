@@ -90,16 +90,19 @@ class Products:
         flops = 2 * out.size * a.shape[-1]
         self._launch_hooks.multiplied(PRODUCTS, flops)
         self._traffic.launched()
-        self._traffic.narrow += 0 if scales is None else flops
+        self._traffic.narrow += flops if a.itemsize == 1 else 0
 
 
 class Pairs(DualGemm):
     """The kernel of our own for two products, where the rule takes it: nothing is timed."""
 
+    traffic: Traffic
+
     def run(self, tile: Tile, x: Operands) -> None:
         self._function(tile, x)
         (m, k), n, rank = x.a.shape, x.out.shape[1], x.rank
         self._launch_hooks.multiplied(PRODUCTS, 2 * m * n * (k + rank))
+        self.traffic.narrow += 2 * m * n * k if x.a.itemsize == 1 else 0
         if x.thin is not None:
             self._launch_hooks.multiplied(PRODUCTS, 2 * m * k * x.thin.shape[1])
 
@@ -169,15 +172,10 @@ class ShapeLauncher(Launcher):
     @cached_property
     def dual_gemms(self) -> Pairs:
         nowhere = AutotuneCache(None, "")
-        return Pairs(
-            self.xp,
-            self._stream,
-            nowhere,
-            self.launch_hooks,
-            self._cubins,
-            self.multiprocessors,
-            self.compute_capability,
-        )
+        card = self.multiprocessors, self.compute_capability
+        made = Pairs(self.xp, self._stream, nowhere, self.launch_hooks, self._cubins, *card)
+        made.traffic = self.traffic
+        return made
 
     @cached_property
     def _cubins(self) -> Any:
