@@ -6,10 +6,12 @@ more; what is read is opened by the resolved path.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 
 from flame_train.disk.open_folder import FolderEntry, OpenFolder, folder_below
@@ -82,6 +84,15 @@ class Roots:
                     waiting.append(Path(entry.path))
 
 
+GIVEN = "FLAME_TRAIN_ROOTS"
+"""The environment's variable by which a window tells a run its roots: a list in JSON."""
+
+
+@cache
+def _given() -> Roots | None:
+    return Roots(list(map(Path, json.loads(os.environ[GIVEN])))) if GIVEN in os.environ else None
+
+
 _roots: ContextVar[Roots | None] = ContextVar("roots", default=None)
 
 
@@ -96,6 +107,9 @@ def within(roots: Roots) -> Iterator[None]:
 
 
 def may_look(path: Path | str) -> bool:
-    """Tells whether a file that another names, or a link leads to, may be looked at; outside of `within` all may."""
-    roots = _roots.get()
+    """Tells whether a file that another names, or a link leads to, may be looked at.
+
+    Outside of `within` all may, but for a run that a window began: it has the window's roots.
+    """
+    roots = _roots.get() or _given()
     return roots is None or roots.holds(path)

@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -42,19 +42,26 @@ PROCESS: Final = ".process.json"
 _SIZE: Final = 512  # bytes: written over in place, it needs no room on a disk that has become full
 _SAME: Final = 2.0  # seconds: a clock that was set meanwhile moves start times
 _POSIX: Final = os.name == "posix"
+_OF_ITS_OWN: Final = sum(getattr(subprocess, name, 0) for name in ("CREATE_NEW_PROCESS_GROUP", "CREATE_NO_WINDOW"))
+"""Windows: Ctrl-C in a console reaches no process of another group."""
 _DOWNLOADS: Final = {"TQDM_POSITION": "-1", "TQDM_MININTERVAL": "5"}
 """Has huggingface_hub write how far a download is into a file too, now and then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is known of a run's process: `code` is its exit code, None while it goes on or where it was killed."""
+    """What is known of a run's process: `code` is its exit code, None while it goes on or where it was killed.
+
+    `on` is its device, and `fault` why it could not be started.
+    """
 
     attempt: str = ""
     pid: int = 0
     created: float = 0.0
     code: int | None = None
     alive: bool = False
+    on: str = ""
+    fault: str = ""
 
 
 def look(folder: OpenFolder) -> Kept:
@@ -89,14 +96,24 @@ def stop(folder: OpenFolder) -> bool:
     return known and _POSIX
 
 
-def start(root: Path, folder: Path, attempt: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+def start(
+    root: Path, folder: Path, kept: Kept, command: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """Starts the keeper of an attempt, in a session of its own. Raises OSError where the system refuses a process."""
-    words = [sys.executable, "-m", "flame_train.io.run_process", str(root), str(folder.relative_to(root)), attempt]
+    words = [sys.executable, "-P", "-m", "flame_train.io.run_process", str(root), str(folder.relative_to(root))]
     null = subprocess.DEVNULL
-    return subprocess.Popen([*words, *command], stdin=null, stdout=null, stderr=null, start_new_session=True)
+    return subprocess.Popen(
+        [*words, kept.attempt, kept.on, *command],
+        env={**os.environ, **environment},
+        stdin=null,
+        stdout=null,
+        stderr=null,
+        start_new_session=True,
+        creationflags=_OF_ITS_OWN,
+    )
 
 
-def keep(root: Path, folder: Path, attempt: str, command: Sequence[str]) -> None:
+def keep(root: Path, folder: Path, attempt: str, on: str, command: Sequence[str]) -> None:
     """Runs the command as the process of the run in a folder below the root, unless this attempt began already.
 
     Raises OSError where the disk refuses to note it: then nothing was started.
@@ -112,7 +129,7 @@ def keep(root: Path, folder: Path, attempt: str, command: Sequence[str]) -> None
             return
         if _read(descriptor).attempt == attempt:
             return
-        kept = Kept(attempt, os.getpid(), psutil.Process().create_time())
+        kept = Kept(attempt, os.getpid(), psutil.Process().create_time(), on=on)
         _write(descriptor, kept)
         fail_point("process.kept")
         try:
@@ -123,8 +140,8 @@ def keep(root: Path, folder: Path, attempt: str, command: Sequence[str]) -> None
             process = subprocess.Popen(
                 command, env=environment, stdin=nothing, stdout=output, stderr=output, pass_fds=shared
             )
-        except OSError:
-            _write(descriptor, replace(kept, code=OutputError.exit_code))
+        except OSError as error:
+            _write(descriptor, replace(kept, code=OutputError.exit_code, fault=(error.strerror or str(error))[:100]))
             raise
         kept = replace(kept, pid=process.pid, created=psutil.Process(process.pid).create_time())
         _write(descriptor, kept)
@@ -147,7 +164,8 @@ def _read(descriptor: int) -> Kept:
     os.lseek(descriptor, 0, os.SEEK_SET)
     tree = table(json_tree(os.read(descriptor, _SIZE)))
     pid, created = whole(tree.get("pid")), number(tree.get("created"))
-    return Kept(text(tree.get("attempt")), pid or 0, created or 0.0, whole(tree.get("code")))
+    on, fault = text(tree.get("on")), text(tree.get("fault"))
+    return Kept(text(tree.get("attempt")), pid or 0, created or 0.0, whole(tree.get("code")), on=on, fault=fault)
 
 
 def _write(descriptor: int, kept: Kept) -> None:
@@ -158,4 +176,5 @@ def _write(descriptor: int, kept: Kept) -> None:
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it, and so would the run
+    keep(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])

@@ -285,7 +285,7 @@ class Window:
             run |= {"name": names.get(run["folder"], ""), "now": "", "lines": []}
             if run["state"] in ("started", "failed"):
                 with contextlib.suppress(FlameError, OSError), self._roots.folder(run["folder"]) as folder:
-                    run |= runs.told(folder, Path(run["folder"]))
+                    run |= runs.told(folder, self._roots)
         return told
 
     def _move(self, question: Moved) -> dict[str, Any]:
@@ -311,7 +311,7 @@ class Window:
     def _run(self, question: Named) -> dict[str, Any]:
         view = self._view(question.name)
         with disk_errors(view.folder), self._roots.folder(str(view.folder)) as folder:
-            told = runs.told(folder, view.folder)
+            told = runs.told(folder, self._roots)
         return told | {
             "state": view.status.get("state", ""),
             "loras": runs.loras(view),

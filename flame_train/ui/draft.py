@@ -40,6 +40,7 @@ from flame_train.tools import init
 from flame_train.tools.import_config import import_config
 from flame_train.training.session import Session, StopRequest
 
+from .queue_file import QUEUE
 from .words import in_the_window
 
 NAME: Final = "config"
@@ -356,6 +357,8 @@ def written(text: str, path: str, device: str, force: bool, roots: Roots) -> dic
     place, raw = roots.place(path), text.encode()
     refuse_place(place, ".toml", force)
     with roots.entry(str(place), make=True) as entry:
+        if place.name == QUEUE or (place.name == "config.toml" and entry.folder.lstat("status.json") is not None):
+            raise ConfigError(f"{place}: belongs to the queue or to a run; choose another name")
         write_atomically(entry, [raw], len(raw))
     words = ["flame-train", "train", str(place), *(["--device", device] if device != "cuda" else [])]
     return {"path": str(place), "command": shlex.join(words)}

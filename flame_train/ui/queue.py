@@ -7,7 +7,7 @@ began and is begun now. So nothing is lost, and nothing is started twice. Nothin
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import secrets
 import subprocess
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.open_folder import OpenFolder
-from flame_train.disk.roots import Roots, within
+from flame_train.disk.roots import GIVEN, Roots, within
 from flame_train.disk.system import lock
 from flame_train.errors import ConfigError, FlameError, OutputError, lines_shown, shown
 from flame_train.io import run_process as process
@@ -34,9 +34,11 @@ from .queue_file import WAIT, Book, Entry, is_device, read_queue, write_queue
 
 _LOCK: Final = ".flame-train-queue.lock"
 _EVERY_S: Final = 0.5
+_GONE: Final = "this run is not in the queue any more"
+_NO_DEVICE: Final = "it waits for a device that this window has not"
 _STOPPED: Final = (129, 130, 138, 143)  # 128 + a signal that a run saves on
 _LARGEST: Final = 1 << 20
-COMMAND: Final = (sys.executable, "-m", "flame_train")
+COMMAND: Final = (sys.executable, "-P", "-m", "flame_train")  # -P: no module of the present folder
 
 
 class Queue:
@@ -50,10 +52,10 @@ class Queue:
 
     def __init__(self, roots: Roots, devices: Sequence[str], command: Sequence[str] = COMMAND) -> None:
         self._roots, self._command = roots, tuple(command)
-        self.devices = tuple(devices) if "cpu" in devices else (*devices, "cpu")
+        self.devices = tuple(dict.fromkeys((*devices, "cpu")))
         self._lock: int | None = None
         self._one = threading.RLock()
-        self._begun: dict[str, subprocess.Popen[bytes]] = {}
+        self._begun: dict[str, tuple[subprocess.Popen[bytes], str]] = {}  # with their devices
         self._trouble = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="queue", daemon=True)
@@ -62,12 +64,16 @@ class Queue:
 
     def told(self) -> dict[str, Any]:
         """Returns the queue for the page: its runs, whether it waits, and what is wrong with it."""
-        with self._one, self._opened() as folder:
+        with self._one:
             try:
-                book, trouble = read_queue(folder), self._trouble
-            except FlameError as error:
+                with self._opened() as folder:
+                    book, trouble = read_queue(folder), self._trouble
+            except (FlameError, OSError) as error:
                 book, trouble = Book(), str(error)
-            return asdict(book) | {"devices": list(self.devices), "trouble": lines_shown(trouble)}
+        lacking = {each.id for each in book.runs if each.state == "waiting" and not self._fitting(each.device)}
+        runs = [replace(each, said=_NO_DEVICE) if each.id in lacking else each for each in book.runs]
+        told = asdict(replace(book, runs=tuple(runs)))
+        return told | {"devices": list(self.devices), "trouble": lines_shown(trouble)}
 
     def add(self, config: Path, folder: Path, device: str) -> str:
         """Puts a run at the end, and returns its id. Raises ConfigError where it waits or goes on already."""
@@ -98,15 +104,18 @@ class Queue:
         with self._one, self._opened() as folder:
             found = next((each for each in read_queue(folder).runs if each.id == name), None)
         if found is None:
-            raise ConfigError("this run is not in the queue any more")
+            raise ConfigError(_GONE)
         return found
 
     def change(self, name: str, what: str) -> None:
         """Moves a run "up", has it wait "again", or takes it out: "remove". Raises ConfigError where it goes on."""
-        entry = self.entry(name)
         with self._changing() as book:
-            runs, at = list(book.runs), [each.id for each in book.runs].index(entry.id)
-            if entry.state == "started":
+            runs, at = list(book.runs), next((n for n, each in enumerate(book.runs) if each.id == name), -1)
+            if at < 0:
+                raise ConfigError(_GONE)
+            entry = runs[at]
+            known = entry.attempt in self._begun or self._goes_on(entry)
+            if entry.state == "started" and (known or what != "remove"):
                 raise ConfigError("this run goes on; stop it first")
             if what == "up":
                 runs.insert(max(at - 1, 0), runs.pop(at))
@@ -142,8 +151,10 @@ class Queue:
         finally:
             self._ended.set()
             self._thread.join()
-            if self._lock is not None:
-                os.close(self._lock)
+            with self._one:
+                if self._lock is not None:
+                    os.close(self._lock)
+                self._lock = None
 
     def _work(self) -> None:
         while not self._ended.is_set():
@@ -158,13 +169,13 @@ class Queue:
                     if self._owns(folder):
                         self._trouble = ""
                         self._step(read_queue(folder))
-            except (FlameError, OSError) as error:
-                self._trouble = str(error)
+            except Exception as error:  # whatever it is, the next look may go well, and the page tells it
+                self._trouble = str(error) or type(error).__name__
 
     def _step(self, book: Book) -> None:
         seen = replace(book, runs=tuple(map(self._seen, book.runs)))
         known = {each.attempt for each in seen.runs}  # others were taken out by hand
-        self._begun = {name: each for name, each in self._begun.items() if name in known or each.poll() is None}
+        self._begun = {name: each for name, each in self._begun.items() if name in known or each[0].poll() is None}
         pairs = zip(book.runs, seen.runs, strict=True)
         failed = [now for before, now in pairs if now.state == "failed" != before.state]
         if failed and seen.after_failure == WAIT:
@@ -172,6 +183,7 @@ class Queue:
         if seen != book:
             self._write(seen)
         free = Counter(self.devices) - Counter(each.on for each in seen.runs if each.state == "started")
+        free -= Counter(on for name, (_, on) in self._begun.items() if name not in known)
         for at, entry in enumerate(seen.runs):
             device = next((each for each in self._fitting(entry.device) if free[each] > 0), None)
             if entry.state != "waiting" or seen.paused or device is None:
@@ -198,6 +210,8 @@ class Queue:
         """Returns why a run may not start; "": it may. Whoever wrote into the file named these paths."""
         try:
             place = self._roots.place(entry.config)
+            if place.suffix != ".toml":
+                return lines_shown(f"{place}: expected a config that ends in .toml")
             with self._roots.entry(str(place)) as file:
                 raw = file.folder.read(file.name, _LARGEST)
             problems = look(raw.decode(errors="replace"), self._roots)[1]
@@ -214,30 +228,52 @@ class Queue:
         root = next(root for root in self._roots.folders if folder.is_relative_to(root))
         config = self._roots.place(entry.config)
         words = ["train", "--config", str(config), "--output", str(folder), "--device", entry.on]
-        self._begun[entry.attempt] = process.start(root, folder, entry.attempt, [*self._command, *words])
+        given = {GIVEN: json.dumps(list(map(str, self._roots.folders)))}
+        begun = process.start(root, folder, process.Kept(entry.attempt, on=entry.on), [*self._command, *words], given)
+        self._begun[entry.attempt] = begun, entry.on
 
     def _seen(self, entry: Entry) -> Entry:
-        """Returns a started run as it stands now; one that never began is begun."""
+        """Returns a run as it stands now. A started one that never began is begun; one that waits may go on already.
+
+        The latter is what an editor leaves that wrote an older text of the file.
+        """
+        if entry.state == "waiting":
+            kept = self._look(entry)
+            goes_on = kept.alive and kept.on in self.devices
+            return replace(entry, state="started", attempt=kept.attempt, on=kept.on, said="") if goes_on else entry
         if entry.state != "started":
             return entry
-        begun = self._begun.get(entry.attempt)
+        begun = self._begun.get(entry.attempt, (None, ""))[0]
         ended = begun is not None and begun.poll() is not None  # asked first: what it wrote is there then
         kept = self._look(entry)
         if kept.attempt != entry.attempt:
-            if begun is None:
-                self._begin(entry)
-            return entry if not ended else replace(entry, state="failed", said="its process could not be noted there")
+            if ended:
+                return replace(entry, state="failed", said="its process could not be noted there")
+            return entry if begun is not None else self._begun_now(entry)
         if kept.alive or (kept.code is None and begun is not None and not ended):
             return entry
         if begun is not None:
-            self._begun.pop(entry.attempt).wait()  # it has noted the end, and ends
+            self._begun.pop(entry.attempt)[0].wait()  # it has noted the end, and ends
         if kept.code is None:
             return replace(entry, state="failed", said="its process was killed; it goes on from its last checkpoint")
         if kept.code in _STOPPED:
             return replace(entry, state="stopped", said=f"stopped, with {kept.code}")
         if kept.code:
-            return replace(entry, state="failed", said=f"ended with {kept.code} {why(Path(entry.folder))}"[:2000])
+            said = kept.fault or why(self._roots.place(entry.folder))
+            return replace(entry, state="failed", said=f"ended with {kept.code} {said}")
         return replace(entry, state="done")
+
+    def _begun_now(self, entry: Entry) -> Entry:
+        """Begins a run that was noted as started and never began, unless it may not."""
+        try:
+            self._roots.place(entry.folder)
+        except ConfigError as error:  # it may go on there: a window for more folders began it
+            return replace(entry, said=str(error))
+        wrong = self._refusal(entry)
+        if wrong:
+            return replace(entry, state="failed", said=wrong)
+        self._begin(entry)
+        return entry
 
     def _goes_on(self, entry: Entry) -> bool:
         """Tells whether a process trains in the run's folder, whoever started it."""
@@ -268,10 +304,14 @@ class Queue:
         if self._lock is not None:
             return True
         descriptor = folder.plain_file(_LOCK, os.O_RDWR | os.O_CREAT)
-        with contextlib.suppress(BlockingIOError):
+        try:
             lock(descriptor)
             self._lock = descriptor
             return True
-        os.close(descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise OutputError(f"{folder.path}: expected a disk with locks: {error}; name another --root") from None
         self._trouble = f"another `flame-train ui` has the queue of {folder.path}; this one only shows it"
         return False

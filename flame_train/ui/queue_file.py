@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from flame_train.config.render import toml_value
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.disk.preflight import reading
-from flame_train.errors import ConfigError, shown
+from flame_train.errors import ConfigError, OutputError, shown
 from flame_train.io.json_values import toml_tree
 
 QUEUE: Final = "flame-train-queue.toml"
@@ -20,6 +20,8 @@ GO_ON, WAIT = "go on", "wait"
 _LARGEST: Final = 1 << 20
 _MOST: Final = 1000
 _LONGEST: Final = 4096  # characters of a value
+_SAID: Final = 500  # of what is told of a run
+_NAME: Final = 64  # of an id, and of an attempt
 _HEAD: Final = """\
 # The queue of `flame-train ui`. Runs start in this order, each on a device of its own that is free.
 # It may be changed by hand, also while the window is open. Remove a [[runs]] to take a run out.
@@ -84,6 +86,8 @@ def read_queue(folder: OpenFolder) -> Book:
 def _entry(path: Path, number: int, run: Mapping[str, Any]) -> Entry:
     where = f"runs {number}: "
     entry = Entry(**_texts(path, where, run, Entry, ("id", "config", "folder", "device")))
+    if max(len(entry.id), len(entry.attempt)) > _NAME:
+        raise _damaged(path, f"{where}id, attempt: expected at most {_NAME} characters")
     if entry.state not in STATES:
         raise _damaged(path, f"{where}state: expected one of {', '.join(STATES)}, got {shown(entry.state)!r}")
     for name in (entry.device, entry.on or "cpu"):
@@ -110,10 +114,13 @@ def _damaged(path: Path, what: str) -> ConfigError:
 
 
 def write_queue(folder: OpenFolder, book: Book) -> None:
-    """Writes the file, whole or not at all. Raises OutputError where the disk refuses it."""
+    """Writes the file, whole or not at all. Raises OutputError where the disk refuses it, or `read_queue` would."""
     lines = [_HEAD, *(f"{name} = {toml_value(getattr(book, name))}" for name in ("after_failure", "paused"))]
     for entry in book.runs:
         lines += ["", "[[runs]]"]
-        lines += [f"{each.name} = {toml_value(getattr(entry, each.name))}" for each in fields(Entry)]
+        cut = replace(entry, said=entry.said[:_SAID])
+        lines += [f"{each.name} = {toml_value(getattr(cut, each.name))}" for each in fields(Entry)]
     raw = ("\n".join(lines) + "\n").encode()
+    if len(book.runs) > _MOST or len(raw) > _LARGEST:
+        raise OutputError(f"{folder.path / QUEUE}: the queue has no room for more; remove runs from it that are done")
     write_atomically(folder / QUEUE, [raw], len(raw))

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from flame_train.config.render import toml_value
 from flame_train.disk.open_folder import OpenFolder
+from flame_train.disk.roots import Roots
 from flame_train.errors import ConfigError, OutputError, shown
 from flame_train.io import run_process as process
 from flame_train.io.requests import Kind, ask
-from flame_train.io.run_output import said
+from flame_train.io.run_output import output_of, said
 from flame_train.io.runlog import is_locked
 from flame_train.show.run_reader import RunView
 
 _LINES: Final = 200
 
 
-def told(folder: OpenFolder, path: Path) -> dict[str, Any]:
-    """Returns whether a run goes on, what it does now, and the last lines that it said."""
-    goes_on, lines = process.look(folder).alive or is_locked(folder), said(path)[-_LINES:]
+def told(folder: OpenFolder, roots: Roots) -> dict[str, Any]:
+    """Returns whether a run goes on, what it does now, and the last lines that it said, if they lie below the roots."""
+    goes_on, output = process.look(folder).alive or is_locked(folder), output_of(folder.path)
+    lines = said(folder.path)[-_LINES:] if roots.holds(output) else []
     begins = "its process begins: Python and libraries load"
     return {"goes_on": goes_on, "now": (lines or [begins])[-1] if goes_on else "", "lines": lines}
 

@@ -56,7 +56,7 @@ from pathlib import Path
 from flame_train.disk import failpoint
 from flame_train.io.run_process import keep
 failpoint.arm(sys.argv[1])
-keep(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5:])
+keep(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5], sys.argv[6:])
 """
 
 
@@ -127,7 +127,7 @@ def place(tmp_path):
         if folder.is_dir():
             made.end(folder.name)
     for server in made.servers:
-        for keeper in server._begun.values():
+        for keeper, _ in server._begun.values():
             keeper.wait(30)
         made.close(server)
 
@@ -176,7 +176,7 @@ def test_the_server_is_killed_at_any_moment_and_starts_each_run_once(place, fork
         noted = replace(run, state="started", attempt="x", on="cuda:0")
         place.write(replace(place.book, runs=(noted, place.book.runs[1])))
         (place.runs / "a").mkdir()
-        words = [moment, str(place.root), "runs/a", "x", *place.command]
+        words = [moment, str(place.root), "runs/a", "x", "cuda:0", *place.command]
         words += ["train", "--output", str(place.runs / "a"), "--device", "cuda:0"]
         assert subprocess.run([*forked, "-c", KEEPER, *words], check=False).returncode == -signal.SIGKILL
     else:
@@ -283,6 +283,7 @@ def test_on_a_full_disk_nothing_starts_that_cannot_be_noted(place, monkeypatch):
         ('[[runs]]\nid = "1"\nconfig = "c"\nfolder = "f"\ndevice = "cpu"\nstate = "started"', "has attempt and on"),
         ('[[runs]]\nid = "1"\nconfig = "c"\nfolder = "f"\ndevice = "cpu"\n' * 2, "two runs have the same"),
         ("#" * (1 << 21), "expected at most"),
+        (f'[[runs]]\nid = "{"1" * 65}"\nconfig = "c"\nfolder = "f"\ndevice = "cpu"', "at most 64 characters"),
     ],
 )
 def test_a_damaged_file_is_named_and_left_as_it_is(place, text, wrong):
@@ -364,3 +365,86 @@ def test_runs_are_moved_and_taken_out(place):
     until(lambda: len(place.starts) == 2)
     with pytest.raises(ConfigError, match="stop it first"):
         place.queue.change(ids[1], "remove")
+
+
+@pytest.mark.parametrize("how", ["an older text", "no text"])
+def test_a_run_that_goes_on_keeps_its_gpu_whatever_an_editor_writes(place, how):
+    place.queue.settle(after_failure="wait")
+    before = Entry("1", str(place.config("a")), str(place.runs / "a"), "cuda")
+    more = Entry("2", str(place.config("b")), str(place.runs / "b"), "cuda:0")
+    place.write(replace(place.book, runs=(before,)))
+    place.queue.step()
+    until(lambda: process_of(place, "a").pid and place.starts == ["a cuda:0"])
+    place.write(replace(place.book, runs=(before, more) if how == "an older text" else (more,)))
+    assert place.states()["b"] == "waiting"
+    assert (place.states().get("a", "started"), place.starts) == ("started", ["a cuda:0"])
+    place.end("a")
+    until(lambda: place.states()["b"] == "started")
+    assert place.book.paused == ""
+
+
+def test_a_started_run_outside_of_the_folders_stops_no_other_and_is_taken_out(place, tmp_path):
+    gone = Entry("1", str(tmp_path / "b.toml"), str(tmp_path / "b"), "cuda", "started", "x", "cuda:1")
+    place.write(Book(runs=(gone, Entry("2", str(place.config("a")), str(place.runs / "a"), "cuda"))))
+    place.queue.step()
+    until(lambda: place.starts == ["a cuda:0"])
+    assert "expected a place below" in place.said_of("b")
+    place.queue.change("1", "remove")
+    assert place.states() == {"a": "started"}
+
+
+def test_a_started_run_that_never_began_is_judged_before_it_is(place):
+    damaged = place.config("a")
+    damaged.write_text(damaged.read_text() + "more = 1")
+    place.write(Book(runs=(Entry("1", str(damaged), str(place.runs / "a"), "cuda", "started", "x", "cuda:0"),)))
+    assert (place.states(), place.starts) == ({"a": "failed"}, [])
+
+
+def test_a_long_refusal_and_many_runs_leave_a_file_that_can_be_read(place):
+    place.config("a").write_text(f"{'k' * 9000} = 1")
+    place.write(Book(runs=(Entry("1", str(place.root / "a.toml"), str(place.runs / "a"), "cuda"),)))
+    assert place.states() == {"a": "failed"}
+    entry = place.book.runs[0]
+    with pytest.raises(OutputError, match="remove runs from it that are done"):
+        place.write(Book(runs=tuple(replace(entry, id=str(number)) for number in range(1001))))
+    assert place.states() == {"a": "failed"}
+
+
+def test_what_began_beside_modules_of_the_same_names_runs_none_of_them_and_hears_ctrl_c(place, monkeypatch):
+    """A window's working folder is a dataset as often as not, and a shell's background job ignores Ctrl-C."""
+    (place.root / "psutil.py").write_text("raise SystemExit('a module of the working folder')")
+    monkeypatch.chdir(place.root)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        place.command[1:3] = ["-P", "-S"]
+        place.queue = place.server()
+        deaf = STAND_IN.replace("signal.signal(signal.SIGINT, lambda *_: sys.exit(130))", "")
+        (place.root / "stand_in.py").write_text(deaf)
+        place.add("a")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    until(lambda: place.starts == ["a cuda:0"])
+    until(lambda: process_of(place, "a").created > 0)
+    with OpenFolder.open(place.runs / "a") as folder:
+        assert process.stop(folder)
+    until(lambda: place.states()["a"] == "stopped")
+
+
+def test_a_disk_without_locks_is_named_and_no_file_stays_open(place, monkeypatch):
+    def refused(descriptor, **how):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("flame_train.ui.queue.lock", refused)
+    place.queue.step()
+    before = len(os.listdir("/proc/self/fd"))
+    place.queue.step()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert "expected a disk with locks" in place.queue.told()["trouble"]
+    with pytest.raises(OutputError, match="expected a disk with locks"):
+        place.queue.settle(paused="x")
+
+
+def test_a_run_that_waits_for_a_device_that_is_gone_says_so(place):
+    place.write(Book(runs=(Entry("1", str(place.config("a")), str(place.runs / "a"), "cuda:5"),)))
+    place.queue.step()
+    assert "waits for a device" in place.queue.told()["runs"][0]["said"]
