@@ -11,19 +11,45 @@ from collections.abc import Iterator
 from flame_train.errors import DataError
 
 _MOST_SAMPLES = 1 << 25  # of one track: 24 bytes each in FFmpeg
+_MOST_EDITS = 64  # a list of them repeats what it names, so that a small file lasts for hours
 _DEPTH = 8
-_INSIDE = frozenset({b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf"})
+_INSIDE = frozenset({b"moov", b"trak", b"edts", b"mdia", b"minf", b"stbl", b"moof", b"traf"})
 _SEGMENT = 0x18538067
 
 
 def check_mp4(data: bytes, name: str) -> None:
     """Raises DataError for an MP4 or MOV file that is cut short, or declares more samples than it can have."""
-    for kind, begin, _ in _boxes(data, 0, len(data), name):
+    chunks, runs, fragments = 0, list[tuple[int, int]](), 0
+    for kind, begin, end in _boxes(data, 0, len(data), name):
+        declared = _word(data, begin + 4)
         if kind in (b"stsz", b"stz2"):
-            each, count = (int.from_bytes(data[at : at + 4], "big") for at in (begin + 4, begin + 8))
-            _check_count(count, len(data) // max(each, 1) if kind == b"stsz" else 2 * len(data), name)
+            most = len(data) // max(declared, 1) if kind == b"stsz" else 2 * len(data)
+            _check_count(_word(data, begin + 8), most, name)
         elif kind == b"trun":
-            _check_count(int.from_bytes(data[begin + 4 : begin + 8], "big"), len(data), name)
+            fragments += declared
+            _check_count(fragments, len(data), name)
+        elif kind == b"stbl":
+            chunks, runs = 0, []
+        elif kind in (b"stco", b"co64"):
+            chunks = declared
+        elif kind == b"stsc":
+            runs = [(_word(data, at), _word(data, at + 4)) for at in range(begin + 8, end - 11, 12)]
+        elif kind == b"elst" and declared > _MOST_EDITS:
+            raise DataError(f"{name}: it is cut together of {declared:,} parts: convert it, and its frames once each")
+        elif kind == b"cmov":
+            raise DataError(f"{name}: its index is compressed: convert it")
+        if kind in (b"stsc", b"stco", b"co64"):
+            _check_count(_in_chunks(runs, chunks), len(data), name)
+
+
+def _word(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 4], "big")
+
+
+def _in_chunks(runs: list[tuple[int, int]], chunks: int) -> int:
+    """Returns how many samples so many chunks have: `runs` are (first chunk from 1, samples of each from there on)."""
+    ends = [*(first for first, _ in runs[1:]), chunks + 1]
+    return sum(max(end - first, 0) * samples for (first, samples), end in zip(runs, ends, strict=True)) if runs else 0
 
 
 def check_webm(data: bytes, name: str) -> None:

@@ -210,16 +210,18 @@ def _animation(data: bytes, found: str, name: str) -> Iterator[Frame]:
             except EOFError:
                 return
             yield Frame(time, (image.height, image.width), partial(to_rgb, image.copy(), name, WHITE, []))
-            # browsers give a frame that says less than 20 ms a tenth of a second
+            # browsers give a frame that says at most 10 ms a tenth of a second
             shown = int(image.info.get("duration") or 0)
-            time += Fraction(shown if shown >= 20 else 100, 1000)
+            time += Fraction(shown if shown > 10 else 100, 1000)
 
 
 def _video(data: bytes, found: str, name: str) -> Iterator[Frame]:
     """Yields the frames of a video's first track of images, by the demuxer and decoders that are named here alone."""
     av = _pyav(name)
     (check_mp4 if found == image_formats.VIDEO else check_webm)(data, name)
-    with av.open(io.BytesIO(data), format=_DEMUXERS[found], metadata_errors="replace") as container:
+    # to find out what a track holds it is decoded a little: by these decoders alone
+    bounds = {"codec_whitelist": ",".join(sorted(_CODECS)), "threads": "1"}
+    with av.open(io.BytesIO(data), format=_DEMUXERS[found], options=bounds, metadata_errors="replace") as container:
         tracks = [each for each in container.streams.video if not each.disposition & each.disposition.attached_pic]
         if not tracks:
             raise DataError(f"{name}: the file has no track of images: remove it")

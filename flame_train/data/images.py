@@ -12,6 +12,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -258,7 +259,10 @@ def _bomb_text() -> str:
 
 
 _NAME: Final = "images.json"
-_DECODERS: Final = f"1 Pillow {PIL.__version__}"  # the number is raised where `data/images.py` judges otherwise
+_DECODERS: Final = " ".join(
+    # the number is raised where `data/images.py` or `data/clips.py` judges otherwise
+    ["1 Pillow", PIL.__version__, *(f"{each.name} {each.version}" for each in distributions(name="av"))]
+)
 _MOST: Final = 1_000_000  # images of all datasets that share a cache
 
 

@@ -134,6 +134,50 @@ def test_a_file_that_declares_more_samples_than_it_has_bytes_is_refused(kind: by
         probe_clip(bytes(data), "clip")
 
 
+def box(kind: bytes, *inside: bytes) -> bytes:
+    body = b"".join(inside)
+    return struct.pack(">I4s", 8 + len(body), kind) + body
+
+
+def words(*values: int) -> bytes:
+    return struct.pack(f">{len(values)}I", *values)
+
+
+@pytest.mark.parametrize(
+    ("further", "match"),
+    [
+        # a chunk of 2^31 samples, 30 times over; runs of samples without a byte, each as many as the file has
+        (box(b"moov", box(b"stbl", box(b"stsc", words(0, 1, 1, 1 << 31, 1)), box(b"stco", words(0, 30)))), "samples"),
+        (box(b"moov", box(b"stbl", box(b"stco", words(0, 30)), box(b"stsc", words(0, 1, 1, 1 << 31, 1)))), "samples"),
+        (box(b"moof", box(b"traf", *[box(b"trun", words(0, 4000))] * 50)), "declares [0-9,]+ samples"),
+        (box(b"moov", box(b"trak", box(b"edts", box(b"elst", words(0, 200))))), "cut together of 200 parts"),
+        (box(b"moov", box(b"cmov")), "its index is compressed"),
+    ],
+)
+def test_what_a_small_file_would_make_ffmpeg_do_at_length_is_refused(further: bytes, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        probe_clip(clip("mp4") + further, "clip")
+
+
+def test_a_track_is_looked_into_by_the_listed_decoders_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A demuxer decodes a little to find out what a track holds; here a picture of 81 million pixels."""
+    opened = {}
+    real = av.open
+    monkeypatch.setattr(av, "open", lambda *args, **more: opened.update(more.get("options", {})) or real(*args, **more))
+    probe_clip(clip("mp4"), "clip")
+    assert "png" not in opened["codec_whitelist"].split(",")
+
+
+def test_an_animation_of_60_frames_a_second_is_a_second_long() -> None:
+    """Pages play times from 11 ms on as they are."""
+    first, *more = (Image.fromarray(drawn(number % 50)) for number in range(60))
+    buffer = io.BytesIO()
+    first.save(buffer, "WEBP", save_all=True, append_images=more, duration=[17, 17, 16] * 20, lossless=True)
+    found = probe_clip(buffer.getvalue(), "clip")
+    assert found is not None
+    assert found.seconds == pytest.approx(1 - 0.017, abs=0.002)
+
+
 @pytest.mark.parametrize(
     ("limit", "match"),
     [

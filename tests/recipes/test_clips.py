@@ -147,3 +147,15 @@ def test_a_grid_of_clips_plays_them_together_and_cuts_them_apart() -> None:
     places = [frame[14].astype(int).max(-1).argmax() for frame in found]
     assert places == sorted(places)
     assert places[-1] > places[0] + 3
+
+
+@pytest.mark.parametrize("key", ["frames = [1]", "fps = 16", 'frame_extraction = "chunk"'])
+def test_a_set_has_no_keys_of_clips_for_a_model_of_images(
+    tmp_path_factory: pytest.TempPathFactory, clips: Path, tmp_path: Path, capsys: Capture, key: str
+) -> None:
+    """As the keys of `[data]` are refused: a number of frames would fail in the midst of encoding."""
+    for clip in clips.glob("*.webp"):
+        clip.unlink()
+    train = trainer(small_base(tmp_path_factory, "sdxl"), clips, tmp_path)
+    assert train(*options('data.path=""', f'data.sets=[{{path = "{clips}", {key}}}]')) == 2
+    assert f"{key.split()[0]} of table 1: it has no effect on a model of images" in capsys.readouterr().err

@@ -296,6 +296,11 @@ def _check_name(name: str) -> None:
 
 def _check_frames(data: DataSection, model: Model) -> None:
     """Raises ConfigError for clips of a model without time, or of a number of frames that fills no latents."""
+    clip_keys = ("frames", "fps", "frame_extraction")
+    said = [(number, each.model_fields_set.intersection(clip_keys)) for number, each in enumerate(data.sets, 1)]
+    for number, names in said if not model.vae.frame_stride else ():
+        for name in sorted(names):
+            raise ConfigError(f"data.sets: {name} of table {number}: it has no effect on a model of images; remove it")
     for number, image_set in enumerate(image_sets(data), 1):
         for problem in filter(None, map(model.vae.frames_problem, image_set.frames)):
             raise ConfigError(

@@ -125,11 +125,12 @@ class T5(TextEncoder):
     def tokenizer(self) -> T5Tokenizer:
         """The config's vocabulary, or one beside the encoder or checkpoint, or T5 v1.1's. Raises ModelFileError."""
         option = "text_encoders.t5_vocabulary of a config, --t5-vocabulary of sample"
-        if self.vocabulary_file:
-            return T5Tokenizer(named_vocabulary(path_of_setting(self.vocabulary_file), option))
         network = self.part.network
         assert isinstance(network, T5Encoder)
-        return T5Tokenizer(find_vocabulary(self.places, option, network.arch.vocabulary))
+        rows = network.arch.vocabulary
+        if self.vocabulary_file:
+            return T5Tokenizer(named_vocabulary(path_of_setting(self.vocabulary_file), option, rows))
+        return T5Tokenizer(find_vocabulary(self.places, option, rows))
 
     @property
     def outputs(self) -> Mapping[str, tuple[int, ...]]:

@@ -267,15 +267,17 @@ def find_vocabulary(places: Iterable[str | Path], option: str, rows: int = 0) ->
     )
 
 
-def named_vocabulary(place: Path, option: str) -> Path:
+def named_vocabulary(place: Path, option: str, rows: int) -> Path:
     """Returns the vocabulary that a user named by its file, whatever it is called, or by its folder.
 
-    Raises ModelFileError.
+    Raises ModelFileError, also for that of another encoder than the one whose embedding has so many rows.
     """
-    if os.path.isdir(place):  # False where that cannot be told
-        return find_vocabulary([place], option)
-    read_vocabulary(place)  # raises for a damaged file before anything uses it
-    return place
+    found = find_vocabulary([place], option) if os.path.isdir(place) else place  # False where that cannot be told
+    first = read_vocabulary(found).first  # raises for a damaged file before anything uses it
+    if _BEGINS.get(rows, first) != first:
+        wanted, other = ("UMT5", "T5") if rows == UMT5_ROWS else ("T5", "UMT5")
+        raise ModelFileError(f"{found}: expected {wanted}'s vocabulary, and it is {other}'s; name another in {option}")
+    return found
 
 
 def read_vocabulary(path: Path) -> Vocabulary:

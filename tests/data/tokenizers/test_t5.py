@@ -356,7 +356,14 @@ def test_a_vocabulary_that_is_named_is_that_file_and_no_other(tmp_path: Path) ->
     (tmp_path / "spiece.model").write_bytes(spiece_of(PIECES[:-1]))
     named = tmp_path / "t5.model"
     with pytest.raises(ModelFileError, match=r"t5\.model: cannot be read"):
-        named_vocabulary(named, "model.t5_vocabulary")
+        named_vocabulary(named, "model.t5_vocabulary", 384)
     named.write_bytes(spiece_of(PIECES[:-1]))
-    assert named_vocabulary(named, "x") == named
-    assert named_vocabulary(tmp_path, "x") == tmp_path / "spiece.model"
+    assert named_vocabulary(named, "x", 384) == named
+    assert named_vocabulary(tmp_path, "x", 384) == tmp_path / "spiece.model"
+
+
+def test_a_named_vocabulary_of_another_encoder_is_refused() -> None:
+    """Its numbers would be plausible words, and the loss would look like one."""
+    assert named_vocabulary(SHIPPED, "x", PUBLISHED_ROWS) == SHIPPED
+    with pytest.raises(ModelFileError, match="expected UMT5's vocabulary, and it is T5's"):
+        named_vocabulary(SHIPPED, "x", UMT5_ROWS)
