@@ -124,10 +124,16 @@ class ViewedImage:
         """
         if (span := self.view.placement.span) is not None:
             return np.stack([self.view.pixels(frame) for frame in load_clip(self.path, self.sha256, span)])
+        return self.view.pixels(self.picture())
+
+    def picture(self) -> np.ndarray[Any, Any]:
+        """Returns uint8 (H, W, 3): the image, or the first frame of the clip. Raises DataError as `pixels`."""
+        if (span := self.view.placement.span) is not None:
+            return next(load_clip(self.path, self.sha256, span))
         pixels, info = load_image(self.path)
         if info.sha256 != self.sha256:
             raise DataError(f"{shown(self.path)}: was changed while the dataset was being read; start again")
-        return self.view.pixels(pixels)
+        return pixels
 
 
 @dataclass(frozen=True, slots=True)

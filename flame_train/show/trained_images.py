@@ -93,7 +93,7 @@ def _thumbnail(sample: Sample, number: int) -> Image.Image | None:
     left, top, right, bottom = cell_of(number, sample.item.size)
     size = right - left, bottom - top
     try:
-        pixels, _ = load_image(sample.item.path)
+        pixels = sample.seen(0).picture()
         small = Image.fromarray(pixels).resize(size, Image.Resampling.BOX)
         if sample.item.mask is not None:
             mask = Image.fromarray(sample.item.mask.read()).resize(size, Image.Resampling.BOX)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from flame_train import cli
-from flame_train.data.clip_files import sample_bytes, times, webp
+from flame_train.data.clip_files import mp4, sample_bytes, times, webp
 from flame_train.data.grid import grid
 from flame_train.show.grids import cropped
 from flame_train.show.run_reader import RunReader
@@ -159,3 +159,16 @@ def test_a_set_has_no_keys_of_clips_for_a_model_of_images(
     train = trainer(small_base(tmp_path_factory, "sdxl"), clips, tmp_path)
     assert train(*options('data.path=""', f'data.sets=[{{path = "{clips}", {key}}}]')) == 2
     assert f"{key.split()[0]} of table 1: it has no effect on a model of images" in capsys.readouterr().err
+
+
+def test_a_dataset_of_clips_is_reported_with_its_thumbnails(base: Path, clips: Path, tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    (clips / "film.mp4").write_bytes(mp4(moving(9, 0), 24))
+    (clips / "film.txt").write_text("a red square")
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[model]\ncheckpoint = "{base}"\n[data]\npath = "{clips}"\nframes = [5, 9]\nresolution = 64\n'
+        f'bucket_step = 32\n[output]\ndir = "{tmp_path / "run"}"\n'
+    )
+    assert cli.run(["dataset", str(config), "-o", str(tmp_path / "report")]) == 0
+    assert list((tmp_path / "report").glob("bucket-*.png"))

@@ -12,7 +12,6 @@ from typing import Any
 from flame_train.config.load import load_located
 from flame_train.data.buckets import Size
 from flame_train.data.grid import Pixels, contact_sheet, fingerprint, groups, png, sharpness, side_by_side, thumbnail
-from flame_train.data.images import load_image
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import DataSet
 from flame_train.disk.atomic_write import write_atomically
@@ -70,7 +69,7 @@ def _look(samples: Samples, stop: StopRequest) -> _Findings:
         shown_name, sheet = shown(name), looks.sheets.setdefault(row.placement.bucket, [])
         first = shown_name not in looks.hashes
         if first or len(sheet) < _ON_A_SHEET:
-            pixels, _ = load_image(row.item.path)
+            pixels = row.seen(0).picture()
             if first:
                 _look_at(looks, shown_name, row, pixels)
             if len(sheet) < _ON_A_SHEET:
