@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from flame_train.data.grid import grid, places
+from flame_train.data.images import load_image
 from flame_train.disk.open_folder import OpenFolder
 from flame_train.io.runfolder import RunFolder
 from flame_train.show.charts import Chart, Drawing, Line, charts_of
@@ -288,10 +289,12 @@ def test_what_a_mask_leaves_out_is_dark_in_the_thumbnail(tmp_path):
     values = np.zeros((100, 200), np.uint8)
     values[:, :100] = 255
     mask = SimpleNamespace(read=lambda: values)
-    samples = [
-        SimpleNamespace(item=SimpleNamespace(path=tmp_path / name, size=(100, 200), mask=m))
-        for name, m in (("a.png", mask), ("gone.png", None), ("a.png", None))
-    ]
+
+    def sample(name, mask):
+        seen = SimpleNamespace(picture=lambda: load_image(tmp_path / name)[0])
+        return SimpleNamespace(item=SimpleNamespace(size=(100, 200), mask=mask), seen=lambda view: seen)
+
+    samples = [sample("a.png", mask), sample("gone.png", None), sample("a.png", None)]
     with Image.open(io.BytesIO(sheet_of(samples, ""))) as sheet:
         grey = np.asarray(sheet.convert("L"), float)
     counts, out, gone, whole = (grey[8:40, x : x + 30].mean() for x in (8, 58, 108, 200))
