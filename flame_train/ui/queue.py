@@ -312,6 +312,8 @@ class Queue:
             os.close(descriptor)
         except OSError as error:
             os.close(descriptor)
-            raise OutputError(f"{folder.path}: expected a disk with locks: {error}; name another --root") from None
+            raise OutputError(
+                f"{folder.path}: its disk has no locks of files ({error}); begin with a folder of another disk first"
+            ) from None
         self._trouble = f"another `flame-train ui` has the queue of {folder.path}; this one only shows it"
         return False

@@ -70,7 +70,7 @@ def test_json_has_all_of_it(kohya: Path, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["nothing.toml"], "no such file"),
         (["elsewhere.toml"], "add --family sdxl or sd15 or sd3 or flux"),
-        (["kohya.toml", "--family", "wan"], f"expected a model family ({', '.join(FAMILY_TITLES)}), got wan"),
+        (["kohya.toml", "--family", "sora"], f"expected a model family ({', '.join(FAMILY_TITLES)}), got sora"),
         (["kohya.toml", "--family", "sdxl", "-o", "ours.yaml"], ".toml"),
     ],
 )

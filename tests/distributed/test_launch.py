@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from flame_train.cli import main
+from flame_train.cli import run
 from flame_train.distributed import launch
 from flame_train.distributed.launch import command_of, start_again, without_gpus
 from flame_train.errors import ConfigError
@@ -43,7 +43,7 @@ def test_a_command_is_started_anew_without_the_option(monkeypatch, command):
     monkeypatch.setattr(launch, "watched", lambda line: started.append(line) or 7)
     monkeypatch.setattr(sys, "argv", ["flame-train", *command, "--gpus", "3", "--device", "cpu"])
     with pytest.raises(SystemExit) as ended:
-        main()
+        sys.exit(run(sys.argv[1:]))
     assert ended.value.code == 7
     assert started == [["mpirun", "-n", "3", sys.executable, "-m", "flame_train", *command, "--device", "cpu"]]
 

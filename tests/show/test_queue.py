@@ -439,8 +439,8 @@ def test_a_disk_without_locks_is_named_and_no_file_stays_open(place, monkeypatch
     before = len(os.listdir("/proc/self/fd"))
     place.queue.step()
     assert len(os.listdir("/proc/self/fd")) == before
-    assert "expected a disk with locks" in place.queue.told()["trouble"]
-    with pytest.raises(OutputError, match="expected a disk with locks"):
+    assert "its disk has no locks" in place.queue.told()["trouble"]
+    with pytest.raises(OutputError, match="its disk has no locks"):
         place.queue.settle(paused="x")
 
 
