@@ -32,6 +32,7 @@ from flame_train.errors import DeviceFault, FlameError, OtherRankFailed, exit_st
 from .group import ProcessGroup
 
 _LOG = logging.getLogger(__name__)
+_POSIX: Any = os  # with calls that Windows has not: there `_File.make` raises before any of them
 
 _SLOT: Final = 4096
 """Bytes of each process at the beginning of the memory.
@@ -141,7 +142,7 @@ class _File:
             raise OSError(errno.ENOSYS, "this system has no anonymous files (memfd_create)")
         made = cls(create("flame-train"), uuid.uuid4().hex)
         os.ftruncate(made.descriptor, _pages(psutil.virtual_memory().total))
-        os.pwrite(made.descriptor, made._nonce.encode(), 0)
+        _POSIX.pwrite(made.descriptor, made._nonce.encode(), 0)
         return made
 
     @property
@@ -154,7 +155,7 @@ class _File:
         """Opens one that another process made, by its `address`. Raises OSError where there is none."""
         path, nonce = address
         found = cls(os.open(path, os.O_RDWR), nonce)
-        if os.pread(found.descriptor, len(nonce), 0) != nonce.encode():
+        if _POSIX.pread(found.descriptor, len(nonce), 0) != nonce.encode():
             found.close()
             raise FileNotFoundError(errno.ENOENT, "another file is there", path)
         return found
@@ -204,7 +205,7 @@ class LocalMemory:
         self._end += _pages(nbytes)
         if own:
             try:
-                os.posix_fallocate(self._file.descriptor, begin, nbytes)
+                _POSIX.posix_fallocate(self._file.descriptor, begin, nbytes)
             except OSError as error:
                 raise DeviceFault(
                     f"the system refused {nbytes / 2**20:.0f} MiB of host memory that {self.count} processes share, "
