@@ -249,7 +249,7 @@ class Queue:
         if kept.attempt != entry.attempt:
             if ended:
                 return replace(entry, state="failed", said="its process could not be noted there")
-            return entry if begun is not None else self._begun_now(entry)
+            return entry if begun is not None else self._begin_where_allowed(entry)
         if kept.alive or (kept.code is None and begun is not None and not ended):
             return entry
         if begun is not None:
@@ -263,8 +263,8 @@ class Queue:
             return replace(entry, state="failed", said=f"ended with {kept.code} {said}")
         return replace(entry, state="done")
 
-    def _begun_now(self, entry: Entry) -> Entry:
-        """Begins a run that was noted as started and never began, unless it may not."""
+    def _begin_where_allowed(self, entry: Entry) -> Entry:
+        """Begins a run that was noted as started and never began; returns it as it stands then, refused or not."""
         try:
             self._roots.place(entry.folder)
         except ConfigError as error:  # it may go on there: a window for more folders began it
