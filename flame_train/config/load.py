@@ -196,7 +196,7 @@ def typed(raw: str, key: Key) -> Any:
         value = parsed["v"] if len(parsed) == 1 else raw
     except ValueError:
         value = raw
-    if key.annotation is str and not isinstance(value, str):
+    if (key.annotation is str or raw in key.choices) and not isinstance(value, str):
         return raw
     looks_like_list = raw.startswith("[") and raw.endswith("]")
     alone = key.is_list and isinstance(value, str) and value not in key.choices

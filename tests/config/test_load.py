@@ -539,6 +539,7 @@ def test_overrides_are_typed_by_the_schema() -> None:
     overrides = (
         "data.path=other photos",
         "data.caption=3",
+        "model.qwen_edit=2511",
         'output.dir="a\\tb"',
         "lora.rank=1_024",
         "lora.alpha=4",
@@ -552,6 +553,7 @@ def test_overrides_are_typed_by_the_schema() -> None:
     )
     config = load(write(GOOD), overrides)
     assert (config.data.path, config.data.caption, config.output.dir) == ("other photos", "3", "a\tb")
+    assert config.model.qwen_edit == "2511"
     assert (config.lora.rank, config.lora.alpha, config.lora.targets) == (1024, 4.0, ("attention",))
     assert ([p.text for p in config.sample.prompts], config.optimizer.betas) == (["one", "two"], (0.5, 0.75))
     assert (config.gradient.accumulation, config.data.upscale) == (2, True)
