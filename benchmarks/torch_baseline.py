@@ -78,8 +78,8 @@ class TorchBaseline:
     tables: Callable[[Any], None] | None = None
     with_controls: Callable[[int], TorchBaseline] | None = None
     """The same with so many control images of the image's size beside each image."""
-    with_frames: Callable[[int], TorchBaseline] | None = None
-    """The same for clips of so many frames."""
+    with_frames: Callable[[int, int | None], TorchBaseline] | None = None
+    """The same for clips of so many frames, and of this height where they are no squares."""
 
     def build(self) -> Any:
         """Returns the network, in PyTorch's default dtype and device."""

@@ -14,8 +14,8 @@ _DOWNSCALE = 16  # pixels a side that a latent pixel stands for
 _STRIDE = 4  # frames that one of latents stands for, after the first
 
 
-def wan(arch: WanArch, length: Lengths, frames: int = 1) -> TorchBaseline:
-    """Returns the counterpart of a network of this architecture, with captions of this length, for so many frames."""
+def wan(arch: WanArch, length: Lengths, frames: int = 1, height: int | None = None) -> TorchBaseline:
+    """Returns the counterpart of a network of this architecture, with captions of this length, for such clips."""
     arguments = {
         "in_channels": arch.channels,
         "out_channels": arch.channels,
@@ -25,9 +25,9 @@ def wan(arch: WanArch, length: Lengths, frames: int = 1) -> TorchBaseline:
     }
 
     def inputs(batch: Batch) -> tuple[Any, Predict]:
-        side = batch.resolution // _DOWNSCALE
+        rows, columns = ((side or batch.resolution) // _DOWNSCALE for side in (height, None))
         predict = velocity(encoder_hidden_states=batch.randn(length["t5"], arch.text_dim))
-        latents = batch.randn(arch.channels, 1 + (frames - 1) // _STRIDE, side, side)
+        latents = batch.randn(arch.channels, 1 + (frames - 1) // _STRIDE, rows, columns)
         return latents, lambda transformer, x, t: predict(transformer, x, t * 1000)
 
     blocks = ("WanTransformerBlock",)

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent / "small_sdxl"))
 from loop import Training
 
 from flame_train.config.schema import ModelSection, TextEncodersSection
-from flame_train.data.clip_files import mp4, times, webp
+from flame_train.data.clip_files import times, webp
 from flame_train.data.samples import EncoderInput
 from flame_train.engine import Tensor, no_grad
 from flame_train.engine.backend import get_backend
@@ -209,7 +209,7 @@ def write_clips(folder: Path, count: int) -> Path:
     """Writes clips of squares that move right, with captions."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, scene in enumerate(scenes(count, 4, (SPEED, 0.0))):
-        (folder / f"{number:03}.mp4").write_bytes(mp4(scene.clip(), FPS))
+        (folder / f"{number:03}.webp").write_bytes(webp(scene.clip(), times(FRAMES, FPS)))
         (folder / f"{number:03}.txt").write_text(scene.caption)
     return folder
 

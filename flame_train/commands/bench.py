@@ -59,6 +59,7 @@ def bench_step(
         Path | None, typer.Option("--plot", show_default="bench-step.png", help="Write the sweep's plot to this PNG.")
     ] = None,
     overrides: Overrides = None,
+    height: Annotated[int | None, typer.Option("--height", min=64, help="Of images that are no squares.")] = None,
     device: Device = "cuda",
     gpus: Gpus = 1,
     collectives: Transport = "auto",
@@ -99,6 +100,7 @@ def bench_step(
         arithmetic,
         checkpoint_blocks or (),
         settings=overrides or (),
+        height=height,
     )
     if sweep:
         found, failed = run_sweep(case, plot or Path("bench-step.png"))

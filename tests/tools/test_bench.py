@@ -88,6 +88,7 @@ def test_step_refuses_an_unknown_model() -> None:
     [
         ("step --resolution 100", "--resolution: expected an integer from 8 to 8192, a multiple of 8, got 100"),
         ("step --resolution 72", "--resolution: expected a multiple of 32 for sdxl-tiny, got 72"),
+        ("step --resolution 64 --height 72", "--height: expected a multiple of 32 for sdxl-tiny, got 72"),
         ("memory --resolution 72", "--resolution: expected a multiple of 32 for sdxl-tiny, got 72"),
         ("step --rank 5000", "--rank: expected an integer from 1 to 4096, got 5000"),
     ],
@@ -352,7 +353,7 @@ def test_results_that_are_views_are_not_timed() -> None:
     [
         (["--checkpointing", "full", "--checkpoint-blocks", "*up_block.*"], "no block of the model"),
         (["--checkpoint-blocks", "middle_block.*"], "--checkpoint-blocks: expected --checkpointing with it"),
-        (["--checkpointing", "full", "--checkpoint-blocks", "*", "--against", "torch"], "leave one of"),
+        (["--checkpointing", "full", "--checkpoint-blocks", "*", "--against", "torch"], "leave one out"),
     ],
 )
 def test_a_choice_of_blocks_that_means_nothing_is_refused(

@@ -62,6 +62,12 @@ class BenchCase:
     optimizer: str = "adamw"
     settings: Sequence[str] = ()
     """Keys of a config, as `--set` has them: what no option is for, such as the kind of adapter."""
+    height: int | None = None
+    """Of images that are no squares, whose width `resolution` is."""
+
+    @property
+    def bucket(self) -> tuple[int, int]:
+        return self.height or self.resolution, self.resolution
 
     @property
     def storage(self) -> nn.Storage | None:
@@ -114,10 +120,9 @@ def prepare(case: BenchCase, group: ProcessGroup = ALONE) -> Prepared:
         "model": {"quantize": case.quantize, "arithmetic": case.arithmetic},
     }
     config = from_options(**with_overrides(options, case.settings))
-    if case.resolution % model.side_multiple:
-        raise ConfigError(
-            f"--resolution: expected a multiple of {model.side_multiple} for {case.model}, got {case.resolution}"
-        )
+    for option, side in zip(("--resolution", "--height"), case.bucket[::-1], strict=True):
+        if side % model.side_multiple:
+            raise ConfigError(f"{option}: expected a multiple of {model.side_multiple} for {case.model}, got {side}")
     backend, dtype = get_backend(case.device), as_dtype(case.precision)
     network = model.network
     recomputed = _checkpointed(network, case)
@@ -195,12 +200,12 @@ def check_counterpart(case: BenchCase) -> None:
     lacking += ["--checkpoint-blocks"] if case.checkpoint_blocks else []
     baseline = _baseline(case) if case.settings else None
     can = {"data.control": baseline and baseline.with_controls, "data.frames": baseline and baseline.with_frames}
-    known = [setting for setting in case.settings if can.get(setting.partition("=")[0])]
-    lacking += [f"--set {setting}" for setting in case.settings if setting not in known]
+    keys = {setting: setting.partition("=")[0] for setting in case.settings}
+    lacking += [f"--set {setting}" for setting, key in keys.items() if not can.get(key)]
+    if case.height and "data.frames" not in keys.values():
+        lacking.append(f"--height {case.height} without data.frames")
     if lacking:
-        raise ConfigError(
-            f"--against: PyTorch's step has no counterpart of {' and '.join(lacking)}; leave one of them out"
-        )
+        raise ConfigError(f"--against: PyTorch's step has no counterpart of {' and '.join(lacking)}; leave one out")
     from_checkout("torch_lora_step", "bench step --against").check_installed()
 
 
@@ -224,27 +229,18 @@ def torch_step(case: BenchCase, compiled: bool, group: ProcessGroup = ALONE) -> 
     """PyTorch's times for the step of the same model, eager or with compiled blocks; its DDP in several processes."""
     get_backend(case.device).empty_cache()
     baseline = _baseline(case)
-    if case.settings:
-        data = from_options(**with_overrides({}, case.settings)).data
-        baseline = baseline.with_controls(len(data.control)) if data.control else baseline
-        baseline = baseline.with_frames(max(data.frames)) if data.frames else baseline
+    data = from_options(**with_overrides({}, case.settings)).data
+    baseline = baseline.with_controls(len(data.control)) if data.control else baseline
+    baseline = baseline.with_frames(max(data.frames), case.height) if data.frames else baseline
+    asked = case.resolution, case.batch, case.rank, case.precision
     return from_checkout("torch_lora_step", "bench step --against").run(
-        baseline,
-        case.resolution,
-        case.batch,
-        case.rank,
-        case.precision,
-        whole_blocks(case.checkpointing),
-        case.device,
-        compiled,
-        group,
+        baseline, *asked, whole_blocks(case.checkpointing), case.device, compiled, group
     )
 
 
 def _baseline(case: BenchCase) -> Any:
     """Returns PyTorch's counterpart of the model."""
-    _, model = find(case.model)
-    return from_checkout("torch_baseline", "bench step --against").torch_baseline(model)
+    return from_checkout("torch_baseline", "bench step --against").torch_baseline(find(case.model)[1])
 
 
 def _step(case: BenchCase, by_kind: bool) -> dict[str, Any]:
@@ -387,13 +383,12 @@ def randomise(
 def random_batch(
     model: Model, case: BenchCase, bucket: tuple[int, int] | None = None, controls: int = 0, frames: int = 1
 ) -> HostBatch:
-    """Returns a batch of random latents and conditioning of the model's shapes, for images (H, W) if not square ones.
+    """Returns a batch of random latents and conditioning of the model's shapes, for images (H, W) if not the case's.
 
     Each image has so many control images of its size; clips have so many frames.
     """
-    height, width = bucket or (case.resolution, case.resolution)
-    shape = (case.batch, *model.vae.latent_shape((height, width), frames))
+    shape = (case.batch, *model.vae.latent_shape(bucket or case.bucket, frames))
     latents = {"mean": normal(*shape), "logvar": normal(*shape) - 4.0}
     names = tuple(f"random {i}" for i in range(case.batch))
-    seen = conditioning(model, case.resolution, case.batch) | by_name(normal(*shape) for _ in range(controls))
+    seen = conditioning(model, case.bucket, case.batch) | by_name(normal(*shape) for _ in range(controls))
     return HostBatch(latents | seen, 0, np.arange(case.batch), names)

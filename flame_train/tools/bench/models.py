@@ -49,13 +49,12 @@ def uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float,
     return ((uniform_of(words) - np.float32(0.5)) * np.float32(2 * bound)).reshape(shape).astype(dtype)
 
 
-def conditioning(model: Model, resolution: int, size: int) -> Arrays:
+def conditioning(model: Model, sides: tuple[int, int], size: int) -> Arrays:
     """Returns random arrays (size, ...) of the longest captions, and those that follow from the sides of an image."""
     captions = {name: normal(size, *shape) for name, shape in model.caption_shapes().items()}
     captions |= {p.rows: np.full(size, p.most, np.int32) for p in model.paddings.values() if p.rows}
-    whole = (resolution, resolution)
-    sizes = model.size_conditioning(Placement(whole, whole, whole, 0, 0))
-    return captions | {name: np.stack([array] * size) for name, array in sizes.items()}
+    told = model.size_conditioning(Placement(sides, sides, sides, 0, 0))
+    return captions | {name: np.stack([array] * size) for name, array in told.items()}
 
 
 _CAPTION: Final = "a photograph of a lighthouse on a rock above the sea"
