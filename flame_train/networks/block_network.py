@@ -13,6 +13,8 @@ What the `forward` of transformers and of their blocks takes has the same name e
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final, Literal, Protocol
 
 from flame_train.engine import Tensor, checkpoint, nn, no_grad
@@ -71,10 +73,43 @@ class Block(nn.Module):
         return self.forward(*inputs)
 
 
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Which linear layers may be stored in fewer bits, by patterns of their paths, with `*` for anything.
+
+    Attributes:
+        layers: those that may.
+        exact: names of parts whose inputs are never rounded. A modulation has one row an image: rounding it would cost
+            accuracy and save no time.
+        unless_rotated: those that "int8-convrot" leaves as they are, as published files of it for ComfyUI do.
+    """
+
+    layers: tuple[str, ...]
+    exact: frozenset[str] = frozenset()
+    unless_rotated: tuple[str, ...] = ()
+
+    def of(self, network: nn.Module, rotated: bool) -> dict[nn.Linear, bool]:
+        """Returns a network's, as `Module.quantizable` has it."""
+        left_out = self.unless_rotated if rotated else ()
+        return {
+            m: self.exact.isdisjoint(name.split("."))
+            for name, m in network.named_modules()
+            if isinstance(m, nn.Linear) and _fits(name, self.layers) and not _fits(name, left_out)
+        }
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 class BlockNetwork(nn.Module):
     """A network made of blocks. Checkpointing and the place of weights may be set at any time."""
 
+    rounded: ClassVar[Rounded] = Rounded(())
     _checkpointing: Checkpointing = "off"
+
+    def quantizable(self, rotated: bool = False) -> dict[nn.Linear, bool]:
+        return self.rounded.of(self, rotated)
 
     def named_blocks(self, checkpointing: Checkpointing = "full") -> dict[str, Block]:
         """By name, in the network's order, the blocks of which `checkpointing` recomputes something."""
@@ -114,12 +149,3 @@ class BlockNetwork(nn.Module):
     def run_outside(self) -> Collection[nn.Module]:
         """Returns the layers of blocks that run before their block does: a policy keeps these on the device."""
         return ()
-
-
-def linears_in(parts: Iterable[nn.Module], exact: frozenset[str] = frozenset()) -> dict[nn.Linear, bool]:
-    """For `Module.quantizable`: all linear layers below the parts; False for those below one named in `exact`.
-
-    A modulation has one row an image: rounding it would cost accuracy and save no time.
-    """
-    named = [(set(name.split(".")), m) for part in parts for name, m in part.named_modules()]
-    return {m: not names & exact for names, m in named if isinstance(m, nn.Linear)}

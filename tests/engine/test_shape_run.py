@@ -160,7 +160,7 @@ def test_weights_take_what_loading_them_takes(gpu: Gpu, storage: nn.Storage | No
             self.wide = nn.Linear(512, 1024, bias=False)
             self.image = nn.Conv2d(16, 32, 3)
 
-        def quantizable(self) -> Any:
+        def quantizable(self, rotated: bool = False) -> Any:
             return {self.wide: True}
 
     with shape_run(gpu) as run:

@@ -66,7 +66,7 @@ class OneLayer(nn.Module):
         super().__init__()
         self.a = nn.Linear(256, 6, bias=False)
 
-    def quantizable(self):
+    def quantizable(self, rotated=False):
         return {self.a: True}
 
 

@@ -189,7 +189,7 @@ def test_the_files_own_values_are_rounded_and_once() -> None:
         def __init__(self) -> None:
             self.layer = nn.Linear(5, 1, bias=False)
 
-        def quantizable(self) -> dict[nn.Linear, bool]:
+        def quantizable(self, rotated: bool = False) -> dict[nn.Linear, bool]:
             return {self.layer: True}
 
     origin = Lone()

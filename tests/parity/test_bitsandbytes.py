@@ -109,7 +109,7 @@ def loaded(file, shape, quantize="nf4"):
         def __init__(self):
             self.a = nn.Linear(shape[1], shape[0], bias=False)
 
-        def quantizable(self):
+        def quantizable(self, rotated=False):
             return {self.a: True}
 
     with open_weights(file) as weights:

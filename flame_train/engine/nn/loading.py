@@ -199,7 +199,7 @@ class _Filling:
     ) -> None:
         self._backend, self._dtype, self._check_finite, self._storage = backend, dtype, check_finite, storage
         self._names = [name for name, *_ in specs]
-        self._packed = {} if storage is None else module.quantizable()
+        self._packed = {} if storage is None else module.quantizable(storage.rotated)
         self._completion = LoadedParts(module, [layer for _, layer, *_ in specs], backend, mover)
         self._flags = NonFiniteFlags(backend, len(self._names))  # read at the end: nothing waits for the device before
         self._under_way = deque[tuple[int, Callable[[], None]]]()  # bytes, and what puts the weight into the module
@@ -294,7 +294,7 @@ def allocate(
         module, dtype, device, storage, mover: as in `load`.
     """
     backend, specs = get_backend(device), list(module.named_specs())
-    packed = {} if storage is None else module.quantizable()
+    packed = {} if storage is None else module.quantizable(storage.rotated)
     completion = LoadedParts(module, [layer for _, layer, *_ in specs], backend, mover)
     for place, (_, part, attr, spec) in enumerate(specs):
         _put_place(backend, part, attr, spec, as_dtype(dtype))

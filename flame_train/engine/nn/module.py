@@ -115,8 +115,12 @@ class Module(ModuleState):
     def ensure_loaded(self, layer: str) -> None:
         """Sees to it that the weights of a layer of this name can be read, where a network keeps them elsewhere."""
 
-    def quantizable(self) -> Mapping[Any, bool]:
-        """The `Linear` layers that may be stored in fewer bits, and whether their inputs may be rounded so, too."""
+    def quantizable(self, rotated: bool = False) -> Mapping[Any, bool]:
+        """The `Linear` layers that may be stored in fewer bits, and whether their inputs may be rounded so, too.
+
+        Args:
+            rotated: asks for those whose columns may be rotated for it.
+        """
         return {}
 
     def captured_state(self) -> list[Any]:

@@ -40,6 +40,15 @@ class Storage:
         """Whether weights are whole numbers of 8 bits."""
         return self.format.startswith("int8")
 
+    @property
+    def rotated(self) -> bool:
+        """Whether groups of their columns are rotated first."""
+        return self.format == "int8-convrot"
+
+    def group_of(self, columns: int) -> int:
+        """Returns how many of so many columns are rotated together; 0: none."""
+        return group_of(columns) if self.rotated else 0
+
     def of_layer(self, rounds_input: bool) -> Storage:
         """Returns how a layer is stored that rounds its input for products of this format, or does not."""
         return replace(self, dynamic=self.dynamic and rounds_input)
@@ -101,7 +110,7 @@ class QuantizedWeight(ABC):
         """Returns `weight`, stored so."""
         if storage.format == "nf4":
             return Nf4Weight(weight.shape, *(Frozen(part.data) for part in F.nf4_quantize(weight)))
-        group = group_of(weight.shape[-1]) if storage.format == "int8-convrot" else 0
+        group = storage.group_of(weight.shape[-1])
         data, scales = F.int8_quantize(weight, group) if storage.whole else F.fp8_quantize(weight)
         return ScaledWeight(Frozen(data.data), Frozen(scales.data), storage.dynamic, group)
 
@@ -110,7 +119,7 @@ class QuantizedWeight(ABC):
         """Returns the weight with its bytes as they are; None if it is to be stored otherwise, or ops read others."""
         if isinstance(stored, StoredNf4):
             return Nf4Weight.of_parts(sizes, stored, backend) if storage.format == "nf4" else None
-        groups = GROUPS if storage.format == "int8-convrot" else (0,)
+        groups = (*(GROUPS if storage.rotated else ()), storage.group_of(sizes[-1]))
         if not storage.whole or stored.data.shape != sizes or stored.rotated not in groups:
             return None
         factors = np.array(stored.factors, np.float32).view(uint32)

@@ -19,7 +19,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.errors import ModelFileError
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
-from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, Rounded, bounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patched, token_grid, unpatchify
 from flame_train.networks.modulation import modulated
@@ -247,6 +247,11 @@ class FinalLayer(nn.Module):
 class Anima(BlockNetwork):
     """Predicts the velocity of the flow in noised latents."""
 
+    # Comfy-Org's recipes and convert_to_quant leave out the first block, and the second's modulation
+    rounded = Rounded(
+        ("blocks.*",), exact=frozenset(MODULATIONS), unless_rotated=("blocks.0.*", "blocks.1.adaln_modulation*")
+    )
+
     def __init__(self, arch: AnimaArch) -> None:
         self.arch = arch
         # one entry a shape, for as long as the model lives: captured steps read them at their addresses
@@ -275,10 +280,6 @@ class Anima(BlockNetwork):
         for block in self.blocks:
             x_BLD = block(x_BLD, context_BTC, silu_time_BD, shared, *turns)
         return unpatchify(self.final_layer(x_BLD, silu_time_BD, shared), (h, w), PATCH, channels_first=False)
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the blocks' linear layers."""
-        return linears_in(self.blocks, frozenset(MODULATIONS))
 
     def fusable_groups(self) -> Sequence[Sequence[nn.Linear]]:
         attentions = [a for block in self.blocks for a in (block.self_attn, block.cross_attn)]

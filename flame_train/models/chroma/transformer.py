@@ -35,7 +35,7 @@ from flame_train.models.flux.blocks import (
 )
 from flame_train.models.flux.transformer import PATCH, MLPEmbedder
 from flame_train.networks.arch import block_count, shape_of
-from flame_train.networks.block_network import BlockNetwork, linears_in
+from flame_train.networks.block_network import BlockNetwork, Rounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import RopeTables
@@ -169,6 +169,8 @@ class FinalLayer(nn.Module):
 class Chroma(BlockNetwork):
     """Predicts the velocity of the flow in noised latents. It looks at a caption and one token of its padding."""
 
+    rounded = Rounded(("double_blocks.*", "single_blocks.*"))
+
     def __init__(self, arch: ChromaArch) -> None:
         self.arch = arch
         self.rope = RopeTables(partial(position_angles, arch.head_dim))
@@ -206,10 +208,6 @@ class Chroma(BlockNetwork):
         for block, of_block in zip(self.single_blocks, of_one, strict=True):
             x_BSD = block(x_BSD, of_block, *turns, mask)
         return unpatchify(self.final_layer(x_BSD[:, T:], final), (h, w), PATCH, channels_first=True)
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the blocks' linear layers."""
-        return linears_in([*self.double_blocks, *self.single_blocks], frozenset())
 
     @property
     def _kinds(self) -> tuple[int, int, int, int]:

@@ -31,7 +31,7 @@ from flame_train.models.flux.blocks import (
     position_angles,
 )
 from flame_train.networks.arch import shape_of
-from flame_train.networks.block_network import BlockNetwork, linears_in
+from flame_train.networks.block_network import BlockNetwork, Rounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import RopeTables
@@ -167,6 +167,8 @@ class FinalLayer(nn.Module):
 class Flux(BlockNetwork):
     """Predicts the velocity of the flow in noised latents. Its blocks are those of two streams and of one."""
 
+    rounded = Rounded(("double_blocks.*", "single_blocks.*"), exact=frozenset(("img_mod", "txt_mod", "modulation")))
+
     def __init__(self, arch: FluxArch) -> None:
         self.arch = arch
         self.rope = RopeTables(partial(position_angles, arch.head_dim))
@@ -217,10 +219,6 @@ class Flux(BlockNetwork):
             x_BSD = block(x_BSD, silu_vec_BD, *turns)
         out = self.final_layer(x_BSD[:, T : T + h * w], silu_vec_BD)
         return unpatchify(out, (h, w), PATCH, channels_first=True)
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the blocks' linear layers."""
-        return linears_in([*self.double_blocks, *self.single_blocks], frozenset(("img_mod", "txt_mod", "modulation")))
 
     def _vector(self, timesteps_B: Tensor, pooled_BP: Tensor, guidance_B: Tensor | None) -> Tensor:
         """Returns the vector of timestep, pooled text and guidance, (B, D). The sinusoids are computed in fp32."""

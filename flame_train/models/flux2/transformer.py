@@ -28,7 +28,7 @@ from flame_train.models.flux.blocks import (
     block_sizes,
 )
 from flame_train.networks.arch import shape_of
-from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, Rounded, bounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import token_grid
 from flame_train.networks.modulation import modulated
@@ -228,6 +228,8 @@ class FinalLayer(nn.Module):
 class Flux2(BlockNetwork):
     """Predicts the velocity of the flow in noised latents. Its blocks are those of two streams and of one."""
 
+    rounded = Rounded(("double_blocks.*", "single_blocks.*"))
+
     def __init__(self, arch: Flux2Arch) -> None:
         self.arch = arch
         self.rope = RopeTables(partial(position_angles, arch))
@@ -289,7 +291,3 @@ class Flux2(BlockNetwork):
         if guidance_B is not None:
             vec_BD = vec_BD + self.guidance_in(F.timestep_embedding(guidance_B * 1000.0, FREQUENCIES, dtype=dtype))
         return vec_BD
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the blocks' linear layers."""
-        return linears_in([*self.double_blocks, *self.single_blocks])

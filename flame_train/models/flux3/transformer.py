@@ -21,7 +21,7 @@ from flame_train.engine import functional as F
 from flame_train.models.flux.blocks import EPS, QKNorm, attend
 from flame_train.models.flux2.transformer import FREQUENCIES, FinalLayer, MLPEmbedder, Modulation, gated
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
-from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, Rounded, bounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import check_latents
 from flame_train.networks.rope import Angles, Grids, RopeTables, grid, rope_angles
@@ -172,6 +172,8 @@ def _side_by_side(*ungated: Tensor) -> Tensor:
 class Flux3(BlockNetwork):
     """Predicts the velocity of the flow in noised latents; of a flow map, the mean velocity over a step."""
 
+    rounded = Rounded(("content_mode_blocks.*", "txt_mode_blocks.*", "single_blocks.*"))
+
     def __init__(self, arch: Flux3Arch) -> None:
         self.arch = arch
         self.rope = RopeTables(partial(position_angles, arch))
@@ -251,10 +253,6 @@ class Flux3(BlockNetwork):
             goal = embedded(self.ref_time_in, target_B)
             both = both[0] + goal, both[1] + goal
         return F.silu(both[0]), F.silu(both[1])
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the blocks' linear layers."""
-        return linears_in(self.named_blocks().values())
 
 
 def _blocks(arch: Flux3Arch, depth: int) -> nn.ModuleList:

@@ -20,7 +20,7 @@ from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
 from flame_train.models.krea2.arch import PATCH, Krea2Arch
 from flame_train.models.krea2.parts import Attention, FeedForward, TextFusion, ZeroCentredNorm
-from flame_train.networks.block_network import Block, BlockNetwork, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, Rounded
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import grid, rope_angles
 
@@ -121,6 +121,9 @@ class LastLayer(nn.Module):
 class Krea2(BlockNetwork):
     """Predicts the velocity of the flow in noised latents."""
 
+    # musubi-tuner rounds the blocks of the image alone, and so do files of convert_to_quant
+    rounded = Rounded(("txtfusion.*_blocks.*", "blocks.*"), unless_rotated=("txtfusion.*",))
+
     def __init__(self, arch: Krea2Arch) -> None:
         self.arch = arch
         # one entry a shape, for as long as the model lives: captured steps read them at their addresses
@@ -166,10 +169,6 @@ class Krea2(BlockNetwork):
         for block in self.blocks:
             x_BSD = block(x_BSD, cos_S1E, sin_S1E, rows_B + (M + L), modulation)
         return unpatchify(self.last(x_BSD[:, M : M + L], time_B1D), (h, w), PATCH, channels_first=True)
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the linear layers of all blocks, those over the text included."""
-        return linears_in([*self.txtfusion.layerwise_blocks, *self.txtfusion.refiner_blocks, *self.blocks])
 
     def _time(self, times_B: Tensor, dtype: DType) -> Tensor:
         sinusoid = F.timestep_embedding(times_B * 1000.0, self.arch.frequencies, dtype=dtype).unsqueeze(1)

@@ -19,7 +19,7 @@ from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import param
 from flame_train.models.krea2.parts import swish_gated
 from flame_train.models.qwenimage.arch import FREQUENCIES, NONE, Positions, QwenImageArch, Shown
-from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, Rounded, bounded
 from flame_train.networks.latents import token_grid
 
 _PARTS: Final = 4  # scale and gate, of the attention and of the gated network
@@ -199,6 +199,8 @@ class LastNorm(nn.Module):
 class QwenImage(BlockNetwork):
     """Predicts the velocity of the flow in noised latents."""
 
+    rounded = Rounded(("transformer_blocks.*",))
+
     def __init__(self, arch: QwenImageArch) -> None:
         self.arch = arch
         self.positions = Positions(arch.axes, arch.theta)
@@ -246,10 +248,6 @@ class QwenImage(BlockNetwork):
         for block in self.transformer_blocks:
             x_BSD = block(x_BSD, cos_BS1E, sin_BS1E, L, before, *modulation)
         return self.proj_out(self.norm_out(x_BSD[:, :L], of_both[B:])).reshape(x_BHWC.shape)
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the blocks' linear layers."""
-        return linears_in(self.transformer_blocks)
 
     def _modulation(self, times_2BxD: Tensor, N: int, L: int) -> tuple[Tensor, ...]:
         """Returns scale, gate (B, S, D) by token, time 0 for the first N, and a zero shift for fused norms."""

@@ -22,7 +22,7 @@ from flame_train.engine.dtype import float32
 from flame_train.models.qwenimage.arch import FREQUENCIES, image_axes
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
 from flame_train.networks.attention_mlp import feed_forward
-from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, Rounded, bounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.modulation import gated, modulated
@@ -204,6 +204,13 @@ class LastNorm(nn.Module):
 class QwenImage1(BlockNetwork):
     """Predicts the velocity of the flow in noised latents."""
 
+    # Comfy-Org's recipe and convert_to_quant leave out the first block's modulation of the image
+    rounded = Rounded(
+        ("transformer_blocks.*",),
+        exact=frozenset(("img_mod", "txt_mod")),
+        unless_rotated=("transformer_blocks.0.img_mod.*",),
+    )
+
     def __init__(self, arch: QwenImage1Arch) -> None:
         self.arch = arch
         self.turns = RopeTables(partial(_angles, arch))
@@ -261,10 +268,6 @@ class QwenImage1(BlockNetwork):
         embedder = self.time_text_embed.timestep_embedder
         sinusoid = F.timestep_embedding(times_B * 1000.0, FREQUENCIES, dtype=like.dtype)
         return F.silu(embedder.linear_2(F.silu(embedder.linear_1(sinusoid)))).unsqueeze(1)
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the blocks' linear layers."""
-        return linears_in(self.transformer_blocks, frozenset(("img_mod", "txt_mod")))
 
 
 def _angles(arch: QwenImage1Arch, text: int, grids: Grids) -> Angles:

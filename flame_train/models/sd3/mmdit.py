@@ -21,7 +21,7 @@ from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 from flame_train.networks.arch import TransformerArch, shape_of
 from flame_train.networks.attention_mlp import feed_forward
-from flame_train.networks.block_network import Block, BlockNetwork, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, Rounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import token_grid, unpatchify
 
@@ -244,6 +244,8 @@ class FinalLayer(nn.Module):
 class MMDiT(BlockNetwork):
     """Predicts the velocity of the flow in noised latents. Its blocks are the joint blocks."""
 
+    rounded = Rounded(("joint_blocks.*",), exact=frozenset(("adaLN_modulation",)))
+
     def __init__(self, arch: MMDiTArch) -> None:
         self.arch = arch
         self.pos_embed = param(1, arch.positions**2, arch.width, init="normal")
@@ -268,10 +270,6 @@ class MMDiT(BlockNetwork):
         for block in self.joint_blocks:
             x_BLD, c_BTD = block(x_BLD, c_BTD, silu_c_BD)
         return unpatchify(self.final_layer(x_BLD, silu_c_BD), (h, w), _PATCH, channels_first=False)
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the joint blocks' linear layers."""
-        return linears_in(self.joint_blocks, frozenset(("adaLN_modulation",)))
 
     def _positions(self, h: int, w: int) -> Tensor:
         side, D = self.arch.positions, self.arch.width

@@ -21,7 +21,7 @@ from flame_train.models.sdxl.names_unet import AS_SD, AS_SDXL, stated_heads
 from flame_train.models.sdxl.resnet import Downsample, ResBlock, Upsample
 from flame_train.models.sdxl.transformer import SpatialTransformer, TextKeys, TransformerBlock
 from flame_train.networks.arch import shape_of
-from flame_train.networks.block_network import BlockNetwork, linears_in
+from flame_train.networks.block_network import BlockNetwork, Rounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import check_latents
 
@@ -184,6 +184,9 @@ class UNet(BlockNetwork):
     Its blocks are the residual and transformer blocks; the latter alone have a feed-forward, the widest layers.
     """
 
+    # the transformers'; the other layers are convolutions and embeddings
+    rounded = Rounded(("*.transformer_blocks.*", "*.proj_in", "*.proj_out"))
+
     def __init__(self, arch: UNetArch) -> None:
         self.arch = arch
         emb_dim = 4 * arch.model_channels
@@ -282,10 +285,6 @@ class UNet(BlockNetwork):
         images = [[b.attn1.to_q, b.attn1.to_k, b.attn1.to_v] for b in self._blocks]
         widths = dict.fromkeys(b.attn2.to_k.out_features for b in self._blocks)
         return images + [self._text_layers(width) for width in widths]
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the transformers' linear layers; the others are convolutions and embeddings."""
-        return linears_in([part for _, part in self.named_modules() if isinstance(part, SpatialTransformer)])
 
     def run_outside(self) -> list[nn.Linear]:
         """Returns the projections of the text."""

@@ -21,7 +21,7 @@ from flame_train.engine.nn import param
 from flame_train.errors import ShapeError
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
 from flame_train.networks.attention_mlp import attend, feed_forward, remade
-from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, Rounded, bounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.modulation import gated, modulated
@@ -199,6 +199,8 @@ class Head(nn.Module):
 class Wan(BlockNetwork):
     """Predicts the velocity of the flow in noised latents of a film."""
 
+    rounded = Rounded(("blocks.*",))
+
     def __init__(self, arch: WanArch) -> None:
         self.arch = arch
         self.turns = RopeTables(partial(position_angles, arch))
@@ -246,10 +248,6 @@ class Wan(BlockNetwork):
         first, _, second = self.text_embedding
         text: Tensor = second(F.gelu(first(context_BTC), approximate="tanh"))
         return text
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the blocks' linear layers."""
-        return linears_in(self.blocks)
 
     def fusable_groups(self) -> Sequence[Sequence[nn.Linear]]:
         groups = (

@@ -22,7 +22,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype, float32, int32
 from flame_train.engine.nn import param
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
-from flame_train.networks.block_network import Block, BlockNetwork, bounded, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, Rounded, bounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.rope import published_axes, stated_axes
@@ -298,6 +298,13 @@ class FinalLayer(nn.Module):
 class ZImage(BlockNetwork):
     """Predicts x_0 - noise in noised latents, which is the negative velocity of the flow."""
 
+    # convert_to_quant, ComfyUI-INT8-Fast and musubi-tuner leave out the modulation
+    rounded = Rounded(
+        ("noise_refiner.*", "context_refiner.*", "layers.*"),
+        exact=frozenset(("adaLN_modulation",)),
+        unless_rotated=("*.adaLN_modulation.*",),
+    )
+
     def __init__(self, arch: ZImageArch) -> None:
         self.arch = arch
         self.positions = Positions(arch.axes, arch.theta)
@@ -337,11 +344,6 @@ class ZImage(BlockNetwork):
         for block in self.layers:
             x_BSD = block(x_BSD, *turns, seen_B + L, time_BF)
         return unpatchify(self.final_layer(x_BSD[:, : h * w], time_BF), (h, w), PATCH, channels_first=False)
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the blocks' linear layers."""
-        blocks = [*self.noise_refiner, *self.context_refiner, *self.layers]
-        return linears_in(blocks, frozenset(("adaLN_modulation",)))
 
     def _filled(self, x_BLD: Tensor, token: Tensor) -> Tensor:
         B, L, D = x_BLD.shape

@@ -21,7 +21,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
 from flame_train.errors import ModelFileError
 from flame_train.networks.arch import shape_of_encoder
-from flame_train.networks.block_network import Block, BlockNetwork, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, Rounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.text_encoders.qwen3.image_tokens import Grid, ImageTokens, image_angles, interleaved_axes, positions
 from flame_train.text_encoders.qwen3.vision_parts import normed
@@ -222,6 +222,8 @@ class Layer(Block):
 class Qwen3(BlockNetwork):
     """Token ids to hidden states."""
 
+    rounded = Rounded(("layers.*",))
+
     def __init__(self, arch: Qwen3Arch) -> None:
         self.arch = arch
         self.embed_tokens = nn.Embedding(arch.vocabulary, arch.width)
@@ -229,10 +231,6 @@ class Qwen3(BlockNetwork):
         self.norm = nn.RMSNorm(arch.width, arch.eps)
         # by length and images: a captured call cannot bring them from the host
         self._turns: dict[tuple[int, tuple[int, ...], tuple[Grid, ...]], tuple[Tensor, Tensor]] = {}
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the layers' linear layers."""
-        return linears_in(self.layers)
 
     def forward(
         self,

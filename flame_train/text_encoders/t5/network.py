@@ -21,7 +21,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
 from flame_train.networks.arch import shape_of_encoder
 from flame_train.networks.attention_mlp import attend
-from flame_train.networks.block_network import Block, BlockNetwork, linears_in
+from flame_train.networks.block_network import Block, BlockNetwork, Rounded
 from flame_train.networks.files.stated import NOTHING, Stated
 
 MAX_DISTANCE: Final = 128  # tokens further apart than this share one bucket; in no file
@@ -188,14 +188,12 @@ class Stack(nn.Module):
 class T5Encoder(BlockNetwork):
     """Token ids to the last hidden state, normalised."""
 
+    rounded = Rounded(("encoder.block.*",))
+
     def __init__(self, arch: T5Arch) -> None:
         self.arch = arch
         self.shared = nn.Embedding(arch.vocabulary, arch.width)
         self.encoder = Stack(arch)
-
-    def quantizable(self) -> dict[nn.Linear, bool]:
-        """Returns the blocks' linear layers."""
-        return linears_in(self.encoder.block)
 
     def run_outside(self) -> list[nn.Module]:
         """Returns the tables of position biases, which are read before a block runs."""

@@ -364,7 +364,7 @@ def randomise(
     """
     specs = list(module.named_specs())
     completion = nn.LoadedParts(module, [layer for _, layer, *_ in specs], backend, mover)
-    packed = {} if storage is None else module.quantizable()
+    packed = {} if storage is None else module.quantizable(storage.rotated)
     for number, (_, part, attr, slot) in enumerate(specs):
         if slot.init in ("ones", "zeros"):
             values = backend.xp.full(slot.shape, float(slot.init == "ones"), dtype)
