@@ -72,7 +72,7 @@ def verify_command(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Say which of a LoRA's tensors ComfyUI, Forge and diffusers take."""
+    """Say which of a LoRA's tensors ComfyUI, Forge and diffusers take, or which ComfyUI reads a base in int8."""
     from flame_train.tools.verify import as_dict, render, verify
 
     readers = verify(file)
@@ -81,22 +81,33 @@ def verify_command(
 
 @lora_app.command(epilog="Example: flame-train convert lora.safetensors lora.diffusers.safetensors --to diffusers")
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", callback=from_hub, help="LoRA file to read.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="LoRA file to write.")],
-    to: Annotated[Literal["kohya", "diffusers"], typer.Option("--to", help="Naming of OUT.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", callback=from_hub, help="LoRA, or base model, to read.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
+    to: Annotated[
+        Literal["kohya", "diffusers", "comfyui-int8", "comfyui-int8-convrot"],
+        typer.Option("--to", help="Naming of a LoRA, or format of a base."),
+    ],
     skip_unknown: SkipUnknown = False,
     force: Force = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Rename a LoRA's tensors between the two formats in use.
+    """Rename a LoRA's tensors between the two formats in use, or round a base model to int8 as ComfyUI reads it.
 
     There and back gives the same bits, with one exception: in diffusers' format alpha / rank is multiplied into the
     tensors. So fp32 files whose alpha / rank is no power of two come back to one unit in the last place.
     """
+    from flame_train.tools.verify import taken_by
+
+    if to.startswith("comfyui"):
+        from flame_train.tools.int8_files import convert_base, describe_base
+
+        result = convert_base(source, target, to, force).as_dict()
+        readers, lines = taken_by(target)
+        show(result | {"programs": readers}, as_json, describe_base(result, lines))
+        return
     from flame_train.tools.lora_files import convert as rename
     from flame_train.tools.lora_files import describe_conversion
-    from flame_train.tools.verify import taken_by
 
     result = rename(source, target, to, force, skip_unknown).as_dict()
     readers, lines = taken_by(target)

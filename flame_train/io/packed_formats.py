@@ -12,6 +12,7 @@ were turned by a Hadamard matrix before it was rounded. That matrix is its own i
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -29,20 +30,26 @@ from flame_train.io.weight_files import StoredInt8, StoredNf4, Weights
 
 _GROUP: Final = 256  # columns that are turned together, where nothing is said
 MARK: Final = ".comfy_quant"
+INT8: Final = "int8_tensorwise"
 _WHOLES: Final[Mapping[str, Any]] = {
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8_e5m2": ml_dtypes.float8_e5m2,
-    "int8_tensorwise": np.int8,
+    INT8: np.int8,
     "int8_blockwise": np.int8,
 }
 """The formats that are read, and what each stores a weight as."""
+
+
+def marked(group: int) -> bytes:
+    """Returns what ComfyUI says of a layer in int8 by rows, whose columns are rotated by such groups; 0: not."""
+    return json.dumps({"format": INT8} | ({"convrot": True, "convrot_groupsize": group} if group else {})).encode()
 
 
 def by_comfyui(weights: Weights) -> dict[str, Packed]:
     """Returns the tensors among `weights` that ComfyUI packed in a format that is read here. Raises ModelFileError."""
     names = frozenset(weights.names)
     tensors = {}
-    for layer, settings in _layers(weights):
+    for layer, settings in layers_said(weights):
         name, scale = f"{layer}.weight", f"{layer}.weight_scale"
         dtype = _WHOLES.get(settings.get("format", ""))
         if dtype is None or name not in names:
@@ -67,7 +74,7 @@ def by_comfyui(weights: Weights) -> dict[str, Packed]:
     return tensors
 
 
-def _layers(weights: Weights) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def layers_said(weights: Weights) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields each packed layer and what the file says of it."""
     for name in weights.names:
         if name.endswith(MARK):

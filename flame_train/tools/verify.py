@@ -20,6 +20,8 @@ from flame_train.adapters.shared_alpha import misread
 from flame_train.errors import ModelFileError, shown
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.lora_names import LoraFamily
+from flame_train.io.packed_formats import INT8, by_comfyui, layers_said
+from flame_train.io.safetensors import SafetensorsFile
 from flame_train.io.weights import open_weights
 from flame_train.tools.lora_files import lora_family, require_lora
 
@@ -47,6 +49,9 @@ STYLES: Final = {" ".join(sorted(ends)): ends for bare in _BARE for ends in (bar
 """The sets of tensors that a module has in files, by how their names end."""
 
 _SUFFIXES: Final = sorted({end for kind in ADAPTERS.values() for end in kind.files.suffixes}, key=len, reverse=True)
+_INT8_SINCE: Final = ("0.27.0 and later", "2026-06-30")
+"""The versions that read bases in int8, rotated ones too (Comfy-Org/ComfyUI#14636), and when the first came out."""
+_OF_COMFYUI: Final = (INT8, "float8_e4m3fn", "float8_e5m2")
 _NUMBER: Final = re.compile(r"(?<=[._])\d+(?=[._]|$)")
 _SHOWN: Final = 5
 _OTHER_KIND: Final = re.compile(r"\.(hada|lokr)_")
@@ -92,8 +97,11 @@ class Reader:
 def verify(path: Path) -> tuple[Reader, ...]:
     """Returns what each program takes of the LoRA at `path`; one whose key map of the model is not known here says so.
 
-    Raises ModelFileError for a file that is no LoRA, or of a model of which no program's key map is known.
+    Of a base in ComfyUI's int8 it says which ComfyUI reads it. Raises ModelFileError for another file that is no LoRA,
+    or of a model of which no program's key map is known.
     """
+    if (base := _of_base(path)) is not None:
+        return (base,)
     family = lora_family(path, require_lora(path))
     with open_weights(path) as weights:
         names = weights.names
@@ -105,6 +113,20 @@ def verify(path: Path) -> tuple[Reader, ...]:
     if all(reader.lacks for reader in readers):
         raise ModelFileError(f"{path}: no key map of ComfyUI, Forge or diffusers is known for {family.name} LoRAs")
     return readers
+
+
+def _of_base(path: Path) -> Reader | None:
+    """Returns what ComfyUI takes of a base that it or others packed for it; None for another file."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return None
+    with SafetensorsFile(path) as file:
+        said = {layer: settings.get("format", "none") for layer, settings in layers_said(file)}
+        if INT8 not in said.values() and "none" not in said.values():
+            return None
+        known = by_comfyui(file)
+    left = tuple(f"{layer} ({kind})" for layer, kind in said.items() if kind not in _OF_COMFYUI)
+    taken = sum(f"{layer}.weight" in known and kind in _OF_COMFYUI for layer, kind in said.items())
+    return Reader("ComfyUI", *_INT8_SINCE, taken, left, refused=bool(left))
 
 
 def taken_by(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

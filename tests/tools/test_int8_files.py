@@ -1,0 +1,158 @@
+"""Bases written in ComfyUI's int8: by the formulas of comfy-kitchen 0.2.40, and read here to the same codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from flame_train import cli
+from flame_train.engine import nn
+from flame_train.errors import ConfigError, ModelFileError
+from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.registry import FAMILIES
+from flame_train.tools.int8_files import FORMATS, convert_base
+from flame_train.tools.verify import verify
+from tests.recipes.bases import arrays_of, options, small_base, trainer
+
+BASES = ("zimage", "sdxl")
+
+
+@pytest.fixture(scope="module", params=BASES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def base(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_base(tmp_path_factory, family)
+
+
+@pytest.fixture(scope="module")
+def zimage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_base(tmp_path_factory, "zimage")
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def written(base: Path, request: pytest.FixtureRequest) -> tuple[str, Path]:
+    target = base.with_name(f"{request.param}.safetensors")
+    convert_base(base, target, request.param)
+    return str(request.param), target
+
+
+def kitchen(weight: np.ndarray, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes before they are rounded, factors and what codes stand for: `backends/eager/quantization.py`."""
+    w = torch.from_numpy(weight.astype(np.float32))
+    h = torch.ones(1, 1)
+    four = torch.tensor([[1.0, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]])
+    while len(h) < group:
+        h = torch.kron(h, four)
+    h = h / len(h) ** 0.5
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return (x.reshape(len(x), -1, len(h)) @ h.T).reshape(x.shape)
+
+    scale = (turned(w).abs().amax(-1, keepdim=True) / 127.0).clamp(min=1e-30)
+    exact = turned(w) / scale
+    return exact, scale, turned(exact.round().clamp(-128, 127) * scale)
+
+
+def test_codes_and_factors_are_those_of_comfy_kitchen(base: Path, written: tuple[str, Path]) -> None:
+    """The former but for numbers in the middle of two: one divides by the factor, the other multiplies."""
+    to, target = written
+    plain, stored = arrays_of(base), arrays_of(target)
+    marks = {name.removesuffix(".comfy_quant"): a for name, a in stored.items() if name.endswith(".comfy_quant")}
+    assert marks
+    for layer, mark in marks.items():
+        said, weight = json.loads(mark.tobytes()), plain.pop(f"{layer}.weight")
+        group = said.pop("convrot_groupsize", 0)
+        assert said == {"format": "int8_tensorwise"} | ({"convrot": True} if group else {})
+        sizes = (256, 64, 16) if to.endswith("convrot") else ()
+        assert group == next((size for size in sizes if weight.shape[1] % size == 0), 0)
+        exact, scale, numbers = kitchen(weight, group)
+        found, factors = stored.pop(f"{layer}.weight"), stored.pop(f"{layer}.weight_scale")
+        assert (found.dtype, factors.dtype, factors.shape) == (np.int8, np.float32, (len(weight), 1))
+        np.testing.assert_allclose(factors, scale.numpy(), rtol=2e-6)
+        assert np.abs(found - exact.numpy()).max() < 0.5001
+        error = np.linalg.norm(numbers.numpy() - weight.astype(np.float32)) / np.linalg.norm(weight.astype(np.float32))
+        assert error < 0.02
+    for name in marks:
+        stored.pop(f"{name}.comfy_quant")
+    assert stored.keys() == plain.keys()
+    for name, array in plain.items():
+        assert array.dtype == stored[name].dtype
+        np.testing.assert_array_equal(array, stored[name], err_msg=name)
+
+
+def test_a_base_and_its_int8_are_loaded_to_the_same_bytes(base: Path, written: tuple[str, Path], family: str) -> None:
+    to, target = written
+    files, denoiser = FAMILIES[family].files, FAMILIES[family].denoiser
+    storage = nn.Storage(to.removeprefix("comfyui-"))
+    one, other = (files.load(f, denoiser, device="cpu", dtype="float32", storage=storage) for f in (base, target))
+    packed = 0
+    for (name, a), (_, b) in zip(one.weights(), other.weights(), strict=True):
+        for x, y in zip(*((w.stored if isinstance(w, nn.ScaledWeight) else (w,)) for w in (a, b)), strict=True):
+            np.testing.assert_array_equal(x.numpy(), y.numpy(), err_msg=name)
+        packed += isinstance(a, nn.ScaledWeight)
+    with SafetensorsFile(target) as file:
+        assert packed == sum(name.endswith(".comfy_quant") for name in file.names)
+
+
+def test_training_takes_the_file_as_it_takes_the_base(zimage: Path, tmp_path: Path, drawn: Path) -> None:
+    target = zimage.with_name("trained.safetensors")  # beside its tokenizer
+    assert cli.run(["convert", str(zimage), str(target), "--to", "comfyui-int8-convrot"]) == 0
+    trained = []
+    for name, file in (("base", zimage), ("int8", target)):
+        folder = tmp_path / name
+        folder.mkdir()
+        train = trainer(zimage, drawn, folder)
+        settings = ("model.quantize=int8-convrot", "model.arithmetic=int8", "sample.every=0", "output.format=kohya")
+        assert train(*options(f"model.checkpoint={file}", f"data.cache={folder / 'encoded'}", *settings)) == 0
+        trained.append(arrays_of(folder / "run" / "lora.safetensors"))
+    assert trained[0].keys() == trained[1].keys()
+    for name, array in trained[0].items():
+        np.testing.assert_array_equal(array, trained[1][name])
+
+
+def test_verify_says_which_comfyui_reads_it(written: tuple[str, Path], tmp_path: Path) -> None:
+    """A mark without a format is what ComfyUI-INT8-Fast wrote: ComfyUI refuses it, as it does blocks in int8."""
+    _, target = written
+    (reader,) = verify(target)
+    assert (reader.program, reader.version, reader.verdict) == ("ComfyUI", "0.27.0 and later", "yes")
+    tensors = arrays_of(target)
+    assert reader.taken == sum(name.endswith(".comfy_quant") for name in tensors)
+    layer = next(name for name in tensors if name.endswith(".comfy_quant"))
+    for said in ({"convrot": False, "per_row": True}, {"format": "int8_blockwise"}):
+        tensors[layer] = np.frombuffer(json.dumps(said).encode(), np.uint8)
+        save_file(str(tmp_path / "other.safetensors"), tensors)
+        (reader,) = verify(tmp_path / "other.safetensors")
+        assert (reader.verdict, len(reader.left)) == ("no", 1)
+        assert reader.left[0].startswith(layer.removesuffix(".comfy_quant"))
+
+
+def test_what_cannot_be_written_is_refused(zimage: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "out.safetensors"
+    with pytest.raises(ConfigError, match="the same file"):
+        convert_base(zimage, zimage, FORMATS[0])
+    convert_base(zimage, target, FORMATS[0])
+    with pytest.raises(ModelFileError, match="is packed as INT8_TENSORWISE already"):
+        convert_base(target, tmp_path / "twice.safetensors", FORMATS[1])
+    tensors = arrays_of(zimage)
+    name = next(n for n in tensors if n.endswith("layers.0.attention.qkv.weight"))
+    tensors[name] = np.full_like(tensors[name], np.nan)
+    save_file(str(tmp_path / "nan.safetensors"), tensors)
+    with pytest.raises(ModelFileError, match=r"qkv\.weight holds NaN or infinity"):
+        convert_base(tmp_path / "nan.safetensors", tmp_path / "never.safetensors", FORMATS[0])
+    assert not (tmp_path / "never.safetensors").exists()
+    lora: dict[str, Any] = {
+        f"diffusion_model.layers.0.attention.out.lora_{part}.weight": np.zeros(shape, ml_dtypes.bfloat16)
+        for part, shape in (("A", (2, 64)), ("B", (64, 2)))
+    }
+    save_file(str(tmp_path / "lora.safetensors"), lora)
+    assert cli.run(["convert", str(tmp_path / "lora.safetensors"), str(target), "--to", FORMATS[0], "--force"]) != 0
+    assert "expected a base model of" in capsys.readouterr().err
