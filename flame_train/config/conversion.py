@@ -21,11 +21,11 @@ _SECRET: Final = re.compile(r"(^|[_.])(token|api_key|password|secret)$")
 _CAPTIONS: Final = "captions"
 _DECISIVE: Final = frozenset(
     (
-        *("optimizer.name", "optimizer.lr", "lora.kind", "train.steps", "train.epochs"),
+        *("model.checkpoint", "optimizer.name", "optimizer.lr", "lora.kind", "train.steps", "train.epochs"),
         *("data.resolution", "data.resolutions", "set.resolution", "set.resolutions"),
     )
 )
-"""Keys whose defaults are dangerous beside the rest of another recipe: a rate of Prodigy with AdamW, for one."""
+"""Keys whose loss makes another recipe of the rest: another model, or a rate of Prodigy with AdamW, for two."""
 _AS_HERE: Final = "flame-train does the same without a key"
 _UNSET: Final = "a variable of the shell that this script does not set; write its value"
 _OF_ANOTHER: Final = "it belongs to a choice that this config does not make"

@@ -229,6 +229,8 @@ def checkpoint(value: Any, source: Source) -> Any:
     text = str(value or "")
     if not text:
         return NOTHING
+    if re.search(source.fact("names_of_others") or "(?!)", text):
+        return Lost("this model is not trained here")
     if page := _HUB_PAGE.fullmatch(text):
         return f"hf:{page.group(1)}/{page.group(2)}"
     if _HUB_NAME.fullmatch(text) and not text.endswith(".safetensors") and not os.path.exists(text):

@@ -154,7 +154,8 @@ def wan_folder(value: Any, source: Source) -> Any:
     if source.get("model.transformer_path"):
         return Lost("its autoencoder is a pickle: name ComfyUI's wan2.2_vae in model.vae")
     remark = "its autoencoder and UMT5 are pickles: name ComfyUI's files in model.vae and text_encoders.t5"
-    return Changed(str(value), remark)
+    found = checkpoint(value, source)
+    return found if isinstance(found, Lost) else Changed(str(value), remark)
 
 
 def merged(value: Any, source: Source) -> Any:

@@ -59,6 +59,8 @@ def _read(reading: Reading) -> Source:
     if version is not None and version.value not in _VERSIONS:
         raise ConfigError(f"{version.place}: model_version = {version.value}: this model is not trained here")
     module = settings.get("network_module")
+    if module and str(module.value).startswith("networks.lora_") and module.value not in _MODULES:
+        raise ConfigError(f"{module.place}: network_module = {module.value}: its model is not trained here")
     family = _SCRIPTS.get(reading.script) or (_MODULES.get(str(module.value), "") if module else "")
     return Source(family, unpacked(settings), sets, notes)
 

@@ -30,6 +30,7 @@ from .conversions import (
 from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, keep, no_file
 
 _FAMILIES: Final = named_by("SimpleTuner")
+_A_FILE: Final = "text_encoders.t5 names a file, or a folder on this machine"
 _TARGETS: Final = {
     "all": "attention",
     "all+ffs": "attention+mlp",
@@ -218,9 +219,7 @@ def epochs(value: Any, source: Source) -> Any:
 
 def drawn(value: Any, source: Source) -> Any:
     """Converts the chance of a set to give the next batch, whatever its size; of one set alone it changes nothing."""
-    if len(source.sets) < 2 and value != 0:
-        return NOTHING
-    if value in (1, 1.0, "", None):
+    if value in (1, "", None) or (len(source.sets) < 2 and value != 0):
         return NOTHING
     return Lost(
         f"{value} of the draws, whatever the set's size; weight and repeats count showings in an epoch: set them"
@@ -242,11 +241,8 @@ def cropped(value: Any, source: Source) -> Any:
 def quantized(value: Any, source: Source) -> Any:
     if value in ("no_change", None, ""):
         return NOTHING
-    kind = str(value)
-    for ours in ("int8", "fp8", "nf4"):
-        if kind.startswith(ours):
-            return ours
-    return Changed("nf4", f"fewer than 8 bits are nf4 here, {kind} there")
+    known = next((ours for ours in ("int8", "fp8", "nf4") if str(value).startswith(ours)), "")
+    return known or Changed("nf4", f"fewer than 8 bits are nf4 here, {value} there")
 
 
 def guidance(value: Any, source: Source) -> Any:
@@ -278,15 +274,20 @@ def sizes(value: Any, source: Source) -> Any:
     return {"sample.width": sides[0], "sample.height": sides[-1] if len(sides) < 3 else sides[0]}
 
 
+def base_of(source: Source) -> Any:
+    """Returns the model that is named, or the repository of the flavour; None where it is not known."""
+    models = family_data(source.family).get("simpletuner", {})
+    flavour = str(source.get("model_flavour") or models.get("usual"))
+    return source.get("pretrained_model_name_or_path") or models.get("flavours", {}).get(flavour)
+
+
 def base_model(value: Any, source: Source) -> Any:
     if value:
         return checkpoint(value, source)
-    models = family_data(source.family).get("simpletuner", {})
-    flavour = source.get("model_flavour") or models.get("usual")
-    repository = models.get("flavours", {}).get(str(flavour))
-    if repository is None:
-        return Lost(f"no model is named, and {flavour} is none that is known here") if flavour else NOTHING
-    return Changed(f"hf:{repository}", "SimpleTuner's own choice for this family")
+    if repository := base_of(source):
+        return Changed(f"hf:{repository}", "SimpleTuner's own choice for this family")
+    flavour = source.get("model_flavour") or family_data(source.family).get("simpletuner", {}).get("usual")
+    return Lost(f"no model is named, and {flavour} is none that is known here") if flavour else NOTHING
 
 
 def resolution(value: Any, source: Source) -> Any:
@@ -311,8 +312,7 @@ def negative(value: Any, source: Source) -> Any:
         return NOTHING
     if source.fact("guidance"):
         return Lost("Flux has no negative prompt")
-    unseen = source.get("validation_guidance") == 1
-    return Lost("with a guidance of 1 no model sees it") if unseen else value
+    return Lost("with a guidance of 1 no model sees it") if source.get("validation_guidance") == 1 else value
 
 
 def tracked(value: Any, source: Source) -> Any:
@@ -343,6 +343,8 @@ _EDITS: Final = {
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         "pretrained_model_name_or_path": base_model,
+        "text encoder": lambda v, s: NOTHING if v in ("", base_of(s)) else Lost(_A_FILE),
+        "sides of Wan": lambda v, s: 64 if "5b" in str(s.get("model_flavour")) else 32,  # whatever the value is
         "quantized": quantized,
         "prediction_type": prediction,
         "rescale_betas_zero_snr": lambda v, s: True if v or s.get("model_family") == "sd2x" else NOTHING,

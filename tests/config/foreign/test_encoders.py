@@ -134,28 +134,6 @@ def test_ai_toolkits_control_images(tmp_path: Path) -> None:
     assert [one["control"] for one in found["data"]["sets"]] == [["/one", "/two"], ["/three"]]
 
 
-def test_diffusion_pipes_wan(tmp_path: Path) -> None:
-    """Its folder has pickles, so ComfyUI's files are named beside it."""
-    (tmp_path / "set.toml").write_text('resolutions = [512]\n[[directory]]\npath = "/d"\n')
-    theirs = (
-        'output_dir = "/o"\ndataset = "set.toml"\n[model]\ntype = "wan"\ndtype = "bfloat16"\n'
-        'ckpt_path = "/wan"\ntransformer_path = "/wan2.2_ti2v_5B_fp16.safetensors"\nllm_path = "/umt5.safetensors"\n'
-        '[adapter]\ntype = "lora"\nrank = 8\n[optimizer]\ntype = "adamw"\nlr = 1e-4\n'
-    )
-    for text, checkpoint in (
-        (theirs, "/wan2.2_ti2v_5B_fp16.safetensors"),
-        (_without(theirs, "transformer_path"), "/wan"),
-    ):
-        (tmp_path / "pipe.toml").write_text(text)
-        (tmp_path / "ours.toml").unlink(missing_ok=True)
-        result = import_config(str(tmp_path / "pipe.toml"), tmp_path / "ours.toml", "")
-        assert result["family"] == "wan"
-        found = tomllib.loads((tmp_path / "ours.toml").read_text())
-        assert found["model"]["checkpoint"] == checkpoint
-        assert found["text_encoders"]["t5"] == "/umt5.safetensors"
-        assert "pickle" in str(result)
-
-
 def _without(text: str, key: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(key))
 

@@ -373,6 +373,9 @@ def test_spans_of_musubi_tuner(tmp_path: Path, kind: str, expected: tuple[int, i
 def test_musubi_tuner_for_videos_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"wan_train_network\.py"):
         imported(tmp_path, {"run.sh": MUSUBI.format(script="wan_train_network.py", module="x", levels="shift")})
+    arguments = 'dit = "wan.safetensors"\nnetwork_module = "networks.lora_wan"\n'
+    with pytest.raises(ConfigError, match=r"networks\.lora_wan: its model is not trained here"):
+        imported(tmp_path, {"run.toml": arguments}, family="wan")
 
 
 FAMILIES = {

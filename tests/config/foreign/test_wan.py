@@ -1,0 +1,82 @@
+"""Wan 2.2 5B as other trainers' configs have it, and other Wans, which are refused by name."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flame_train.errors import ConfigError
+from flame_train.tools.import_config import import_config
+
+_WAN = {"model_type": "lora", "model_family": "wan", "data_backend_config": "b.json", "tokenizer_max_length": 226}
+_5B = "Wan-AI/Wan2.2-TI2V-5B-Diffusers"
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"model_flavour": "ti2v-5b-2.2", "aspect_bucket_alignment": 8},
+        {"pretrained_model_name_or_path": _5B, "pretrained_t5_model_name_or_path": _5B, "aspect_bucket_alignment": 64},
+    ],
+)
+def test_simpletuners_wan(tmp_path: Path, named: dict[str, Any]) -> None:
+    """Sides of a flavour are its own, whatever the file says (helpers/models/wan/model.py:1529)."""
+    told = _WAN | named | {"text_encoder_1_precision": "int8-quanto"}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    found = import_config(str(tmp_path / "config.json"), None)
+    values = {key: each["value"] for key, each in found["carried"].items()}
+    expected = {"model.checkpoint": f"hf:{_5B}", "text_encoders.precision": "int8", "loss.shift": 3.0}
+    expected["data.bucket_step"] = 64 if "model_flavour" in named else 32
+    assert found["family"] == "wan"
+    assert expected.items() <= values.items()
+    assert "tokenizer_max_length" in found["needless"]
+    assert "text_encoders.t5" not in values
+    assert not any("pretrained" in line for line in found["listed"])
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ({}, "t2v-480p-1.3b-2.1 is none that is known here"),
+        ({"model_flavour": "i2v-14b-2.2-low"}, "i2v-14b-2.2-low is none that is known here"),
+        ({"pretrained_model_name_or_path": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"}, "this model is not trained here"),
+    ],
+)
+def test_simpletuners_other_wans_are_refused(tmp_path: Path, named: dict[str, str], told: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(_WAN | named))
+    with pytest.raises(ConfigError, match=told):
+        import_config(str(tmp_path / "config.json"), None)
+
+
+def test_diffusion_pipes_wan(tmp_path: Path) -> None:
+    """Its folder has pickles, so ComfyUI's files are named beside it."""
+    (tmp_path / "set.toml").write_text('resolutions = [512]\n[[directory]]\npath = "/d"\n')
+    theirs = (
+        'output_dir = "/o"\ndataset = "set.toml"\n[model]\ntype = "wan"\ndtype = "bfloat16"\n'
+        'ckpt_path = "/wan"\ntransformer_path = "/wan2.2_ti2v_5B_fp16.safetensors"\nllm_path = "/umt5.safetensors"\n'
+        '[adapter]\ntype = "lora"\nrank = 8\n[optimizer]\ntype = "adamw"\nlr = 1e-4\n'
+    )
+    for text, checkpoint in (
+        (theirs, "/wan2.2_ti2v_5B_fp16.safetensors"),
+        (_alone(theirs), "/wan"),
+    ):
+        (tmp_path / "pipe.toml").write_text(text)
+        (tmp_path / "ours.toml").unlink(missing_ok=True)
+        result = import_config(str(tmp_path / "pipe.toml"), tmp_path / "ours.toml", "")
+        assert result["family"] == "wan"
+        found = tomllib.loads((tmp_path / "ours.toml").read_text())
+        assert found["model"]["checkpoint"] == checkpoint
+        assert found["text_encoders"]["t5"] == "/umt5.safetensors"
+        assert "pickle" in str(result)
+    (tmp_path / "pipe.toml").write_text(_alone(theirs).replace("/wan", "/data/Wan2.1-T2V-14B"))
+    with pytest.raises(ConfigError, match=r"pipe\.toml:6: .*Wan2\.1-T2V-14B.*: this model is not trained here"):
+        import_config(str(tmp_path / "pipe.toml"), None)
+
+
+def _alone(text: str) -> str:
+    """Returns the config without the transformer's file."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("transformer_path"))
