@@ -149,10 +149,21 @@ class LoraAdapter:
         packed = [w for w in weights if isinstance(w, nn.QuantizedWeight)]
         if packed:
             scaled = [w for w in packed if isinstance(w, nn.ScaledWeight)]
-            return self._packed(scaled, loras, x) if scaled and all(map(scaled[0].alike, weights)) else None
+            return self._by_shape(scaled, loras, x) if scaled and all(map(scaled[0].alike, weights)) else None
         downs, ups = zip(*[a.compute(x) for a in loras], strict=True)
         outputs: tuple[Tensor, ...] = F.lora_linears(x, weights, downs, ups, self.scale)
         return outputs
+
+    def _by_shape(
+        self, weights: Sequence[nn.ScaledWeight], loras: Sequence[LoraAdapter], x: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Returns `_packed` of layers of several shapes, in one product for each shape, as kernels take them."""
+        found: dict[int, Tensor] = {}
+        for shape in dict.fromkeys(w.shape for w in weights):
+            some = [i for i, w in enumerate(weights) if w.shape == shape]
+            made = self._packed([weights[i] for i in some], [loras[i] for i in some], x)
+            found |= zip(some, made, strict=True)
+        return tuple(found[i] for i in range(len(weights)))
 
     def _packed(
         self,

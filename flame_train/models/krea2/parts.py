@@ -103,6 +103,12 @@ class Attention(nn.Module):
         self.wk, self.wv = (nn.Linear(width, shared, bias=False) for _ in range(2))
         self.qknorm = QKNorm(self.head_dim, eps)
 
+    def alike(self) -> Sequence[Sequence[nn.Linear]]:
+        """Returns the layers that see the same input, by shape."""
+        if self.grouped:
+            return [[self.wq, self.gate], [self.wk, self.wv]]
+        return [[self.wq, self.wk, self.wv, self.gate]]
+
     def forward(
         self,
         x_BSD: Tensor,

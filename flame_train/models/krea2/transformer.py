@@ -170,6 +170,11 @@ class Krea2(BlockNetwork):
             x_BSD = block(x_BSD, cos_S1E, sin_S1E, rows_B + (M + L), modulation)
         return unpatchify(self.last(x_BSD[:, M : M + L], time_B1D), (h, w), PATCH, channels_first=True)
 
+    def fusable_groups(self) -> Sequence[Sequence[nn.Linear]]:
+        parts = [part for _, part in self.named_modules()]
+        fed = [[part.gate, part.up] for part in parts if isinstance(part, FeedForward)]
+        return [group for part in parts if isinstance(part, Attention) for group in part.alike()] + fed
+
     def _time(self, times_B: Tensor, dtype: DType) -> Tensor:
         sinusoid = F.timestep_embedding(times_B * 1000.0, self.arch.frequencies, dtype=dtype).unsqueeze(1)
         time: Tensor = self.tmlp[2](_gelu(self.tmlp[0](sinusoid)))
