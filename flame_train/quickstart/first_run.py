@@ -195,7 +195,8 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
         plan = make_plan(check(config, family), session.stop)
         result = train_plan(plan, session)
         _LOG.info("measuring the loss on images that were not trained on")
-        losses = held_out_losses(plan, source.with_name(HELD_OUT), Path(result["lora"]), session)
+        measured = held_out_losses(plan, source.with_name(HELD_OUT), Path(result["lora"]), session)
+    losses = {name: {when: round(loss, 4) for when, loss in both.items()} for name, both in measured.items()}
     image = _draw_page(plan, source.parent, family.lesson)
     return {
         "lora": result["lora"],
@@ -329,7 +330,7 @@ def held_out_losses(plan: Plan, folder: Path, lora: Path, session: Session) -> d
     attach_factors(denoiser.network, from_file(lora, model.lora_names).state[denoiser.component])
     session.stop.check("after training, which is done")
     after = measured()
-    return {name: {"before": round(before[name], 4), "after": round(after[name], 4)} for name in sets}
+    return {name: {"before": before[name], "after": after[name]} for name in sets}
 
 
 def _examples(plan: Plan, folder: Path, make: Maker, count: int, session: Session) -> list[Example]:
