@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from flame_train.data.buckets import width_by_height
 from flame_train.data.samples import Sample, Samples
@@ -25,18 +27,21 @@ def grouped(samples: Samples, endings: Sequence[str]) -> Samples:
                 f"data.batch_size: expected a multiple of {len(endings)}, of {' and '.join(endings)}, got "
                 f"{own.batch_size}"
             )
-    groups: dict[tuple[int, str, int], dict[str, Sample]] = {}
+    groups: dict[tuple[int, str, int, int], dict[str, Sample]] = {}
     problems: list[str] = []
-    seen: dict[tuple[int, str], int] = {}
+    seen = Counter[tuple[Any, ...]]()
     for row in samples.rows:
         stem, _, ending = os.path.splitext(row.item.key)[0].rpartition(".")
-        number = seen[id(row.set), row.item.key] = seen.get((id(row.set), row.item.key), -1) + 1  # of its resolutions
+        file = id(row.set), row.item.key
+        resolution = seen[(*file, row.placement.span)]
+        part = seen[(*file, resolution)]  # of a clip at this resolution
+        seen.update([(*file, row.placement.span), (*file, resolution)])
         if ending in endings and stem:
-            groups.setdefault((id(row.set), stem, number), {})[ending] = row
+            groups.setdefault((id(row.set), stem, resolution, part), {})[ending] = row
         else:
             problems.append(f"{shown(row.item.key)}: expected a name that ends with {_listed(endings)}")
     rows: list[Sample] = []
-    for (_, stem, _), members in groups.items():
+    for (_, stem, *_), members in groups.items():
         if lacking := [ending for ending in endings if ending not in members]:
             problems.append(f"{shown(stem)}: expected an image {_listed(lacking)} too, got none that can be used")
             continue

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from PIL import Image
 
 import flame_train.diffusion.objective_kind as objectives
 from flame_train.config.load import from_options
+from flame_train.data.clip_files import times, webp
 from flame_train.data.order import BatchSchedule
 from flame_train.diffusion.objective_kind import Denoising
 from flame_train.errors import ConfigError, DataError
@@ -36,10 +40,29 @@ def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def samples(folder: Path, batch_size: int = 4, **validation: float):
-    data = {"path": str(folder), "resolution": 96, "bucket_step": 32, "batch_size": batch_size}
+def samples(folder: Path, batch_size: int = 4, more: Mapping[str, Any] = MappingProxyType({}), **validation: float):
+    data = {"path": str(folder), "resolution": 96, "bucket_step": 32, "batch_size": batch_size, **more}
     config = from_options(data=data, validation=validation, output={"dir": str(folder / "run")})
     return split_held_out(config, read_dataset(config, StopRequest()), 0)[0]
+
+
+def test_parts_of_clips_are_paired_at_their_resolution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two clips the first has three parts and the other two: the third part has no other half."""
+    monkeypatch.setitem(objectives.OBJECTIVES._entries, "denoising", Pairs)
+    for ending, frames in zip(Pairs.group, (15, 10), strict=True):
+        pixels = np.stack([np.full((96, 96, 3), 10 * number, np.uint8) for number in range(frames)])
+        (tmp_path / f"a.{ending}.webp").write_bytes(webp(pixels, times(frames, 24)))
+    (tmp_path / "a.txt").write_text("caption a")
+    clips = {"frames": 5, "frame_extraction": "chunk", "resolutions": [96, 64], "bucket_step": 32}
+    with pytest.raises(DataError) as raised:
+        samples(tmp_path, more=clips)
+    lines = str(raised.value).splitlines()[1:]
+    assert lines == ["  a: expected an image .lose too, got none that can be used"] * 2
+    (tmp_path / "a.win.webp").write_bytes((tmp_path / "a.lose.webp").read_bytes())
+    found = samples(tmp_path, more=clips).rows
+    halves = [(row.placement.bucket, row.placement.span) for row in found]
+    assert halves[::2] == halves[1::2]
+    assert len(set(halves)) == 4
 
 
 def test_a_batch_has_whole_groups_in_their_order(pairs: Path) -> None:
