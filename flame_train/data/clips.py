@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import Any, Literal
 
@@ -35,6 +36,8 @@ MAX_CLIP_BYTES = 1 << 29
 MAX_FRAME_PIXELS = 1 << 24  # 4096 x 4096
 MAX_FRAMES = 20_000
 MAX_CLIP_PIXELS = 1 << 34  # of all frames: five minutes of 1920 x 1080 at 30 a second
+
+_KEPT_PIXELS = 1 << 27  # of the frames that a reader keeps: 64 of 1920 x 1080
 
 _DEMUXERS = {image_formats.VIDEO: "mov", image_formats.WEBM: "matroska"}
 _CODECS = frozenset("h264 hevc vp8 vp9 libvpx libvpx-vp9 av1 libdav1d mpeg4 mjpeg prores".split())
@@ -113,12 +116,66 @@ def probe_clip(data: bytes, name: str) -> ImageInfo | None:
     return ImageInfo(*last.size, image_formats.sniff(data), "RGB", digest, seconds=float(last.time))
 
 
-def load_clip(path: Path, sha256: str, span: Span) -> Iterator[Pixels]:
-    """Yields the pixels of a span's frames, uint8 RGB (H, W, 3). DataError if the file is another one now."""
-    data = read_bytes(path, limit=MAX_CLIP_BYTES, name=shown(path))
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise DataError(f"{shown(path)}: was changed while the dataset was being read; start again")
-    return chosen_frames(frames_of(data, shown(path)), span)
+class ClipReader:
+    """Reads parts of a clip, by one thread at a time. In the order of their beginnings no frame is decoded twice.
+
+    The frames of the last part are kept for that, and of those that other threads wait for. A part that begins before
+    them is read from the clip's beginning.
+    """
+
+    def __init__(self, path: Path, sha256: str) -> None:
+        """Takes the file and the hash that it had. Nothing is read yet."""
+        self._path, self._sha256, self._lock = path, sha256, Lock()
+        self._coming: Iterator[Frame] = iter(())
+        self._kept, self._begins = deque[Frame](), list[Fraction]()
+
+    def part(self, span: Span) -> Iterator[Pixels]:
+        """Yields the pixels of a span's frames, uint8 RGB (H, W, 3). DataError if the file is another one now."""
+        begin = Fraction(span.first, span.fps)
+        self._begins.append(begin)
+        with self._lock:
+            try:
+                if not self._kept or begin < self._kept[0].time:
+                    self._kept.clear()
+                    self._coming = frames_of(self._data(), shown(self._path))
+                yield from chosen_frames(self._onward(), span)
+            except DataError:
+                self._kept.clear()
+                raise
+            finally:
+                self._begins.remove(begin)
+
+    def _data(self) -> bytes:
+        data = read_bytes(self._path, limit=MAX_CLIP_BYTES, name=shown(self._path))
+        if hashlib.sha256(data).hexdigest() != self._sha256:
+            raise DataError(f"{shown(self._path)}: was changed while the dataset was being read; start again")
+        return data
+
+    def _onward(self) -> Iterator[Frame]:
+        """Yields the kept frames and those that follow, of which the ones that parts begin with or have are kept."""
+        yield from tuple(self._kept)
+        for frame in self._coming:
+            self._kept.append(frame)
+            while len(self._kept) > 1 and (
+                self._kept[1].time <= min(self._begins) or len(self._kept) * math.prod(frame.size) > _KEPT_PIXELS
+            ):
+                self._kept.popleft()
+            yield frame
+
+
+OpenClip = Callable[[Path, str], ClipReader]
+"""(file, its hash) -> its reader."""
+
+
+def clip_readers(count: int) -> OpenClip:
+    """Returns what gives a clip's reader to any thread, and keeps so many."""
+    lock, kept = Lock(), lru_cache(count)(ClipReader)
+
+    def reader(path: Path, sha256: str) -> ClipReader:
+        with lock:
+            return kept(path, sha256)
+
+    return reader
 
 
 def frames_at(seconds: float, fps: int) -> int:

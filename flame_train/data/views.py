@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from flame_train.data.buckets import Placement, resize_and_crop
-from flame_train.data.clips import load_clip
+from flame_train.data.clips import ClipReader, OpenClip
 from flame_train.data.images import load_image
 from flame_train.data.order import fraction
 from flame_train.errors import DataError, shown
@@ -117,19 +117,19 @@ class ViewedImage:
     sha256: str
     view: View
 
-    def pixels(self) -> np.ndarray[Any, Any]:
-        """Returns uint8 (h, w, 3), or (f, h, w, 3) of a clip.
+    def pixels(self, reader: OpenClip = ClipReader) -> np.ndarray[Any, Any]:
+        """Returns uint8 (h, w, 3), or (f, h, w, 3) of a clip, which `reader` reads.
 
         Raises DataError if the file is another one than the plan has read.
         """
         if (span := self.view.placement.span) is not None:
-            return np.stack([self.view.pixels(frame) for frame in load_clip(self.path, self.sha256, span)])
+            return np.stack([self.view.pixels(frame) for frame in reader(self.path, self.sha256).part(span)])
         return self.view.pixels(self.picture())
 
-    def picture(self) -> np.ndarray[Any, Any]:
+    def picture(self, reader: OpenClip = ClipReader) -> np.ndarray[Any, Any]:
         """Returns uint8 (H, W, 3): the image, or the first frame of the clip. Raises DataError as `pixels`."""
         if (span := self.view.placement.span) is not None:
-            return next(load_clip(self.path, self.sha256, span))
+            return next(reader(self.path, self.sha256).part(span))
         pixels, info = load_image(self.path)
         if info.sha256 != self.sha256:
             raise DataError(f"{shown(self.path)}: was changed while the dataset was being read; start again")

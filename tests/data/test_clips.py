@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import struct
 import sys
@@ -19,7 +20,7 @@ from PIL import Image
 from flame_train.data import clips
 from flame_train.data.bucketed import assign_buckets
 from flame_train.data.buckets import BucketRule, Span
-from flame_train.data.clips import ClipRule, chosen_frames, frames_of, load_clip, probe_clip
+from flame_train.data.clips import ClipReader, ClipRule, chosen_frames, frames_of, probe_clip
 from flame_train.data.dataset import Dataset, DatasetError
 from flame_train.data.images import Facts
 from flame_train.errors import DataError
@@ -103,6 +104,30 @@ def test_parts_of_a_clip(extraction: clips.Extraction, firsts: list[int]) -> Non
     """A clip of 40 frames has parts of 17: 41 are too many, and 17 are more than 1."""
     spans = ClipRule((1, 17, 41), FPS, extraction).spans(39 / FPS)
     assert spans == tuple(Span(first, 17, FPS) for first in firsts)
+
+
+@pytest.mark.parametrize("kind", ["mp4", "webp"])
+@pytest.mark.parametrize("extraction", ["chunk", "overlapping"])
+def test_parts_in_their_order_decode_a_clip_once(
+    kind: str, extraction: clips.Extraction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part twice, as for a mirrored view, and then the first again, which begins anew."""
+    spans = ClipRule((5,), FPS, extraction).spans(32 / FPS)
+    decoded, frames = [], clips.frames_of
+    monkeypatch.setattr(clips, "frames_of", lambda *of: (decoded.append(f.time) or f for f in frames(*of)))
+    wanted = [left_edges(clip(kind), span) for span in spans]
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(clip(kind))
+    reader = ClipReader(path, hashlib.sha256(clip(kind)).hexdigest())
+
+    def read(span: Span) -> list[int]:
+        return [int(np.argmax(frame[15, :, 0] > 115)) for frame in reader.part(span)]
+
+    assert [read(span) for span in spans for _ in range(2)] == [edges for edges in wanted for _ in range(2)]
+    assert len(decoded) == len(set(decoded)) <= FRAMES
+    assert read(spans[0]) == wanted[0]
+    monkeypatch.setattr(clips, "_KEPT_PIXELS", 0)
+    assert [read(span) for span in (*spans, *spans[::-1])] == wanted + wanted[::-1]
 
 
 def test_a_clip_that_is_too_short_is_told() -> None:
@@ -246,10 +271,10 @@ def test_a_folder_of_clips_and_stills(tmp_path: Path) -> None:
     ]
     (path, digest), (_, _, span) = (dataset.items[0].path, dataset.items[0].sha256), shapes[0]
     assert span is not None
-    assert len(list(load_clip(path, digest, span))) == 9
+    assert len(list(ClipReader(path, digest).part(span))) == 9
     path.write_bytes(clip("mov"))
     with pytest.raises(DataError, match="was changed while"):
-        load_clip(path, digest, span)
+        next(ClipReader(path, digest).part(span))
 
 
 def test_what_is_remembered_of_a_clip_is_none_of_an_image(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ import pytest
 from PIL import Image
 
 from flame_train import cli
+from flame_train.data import clips as of_clips
 from flame_train.data.clip_files import mp4, sample_bytes, times, webp
 from flame_train.data.grid import grid
+from flame_train.run.encode import encoders
+from flame_train.show import trained_images
 from flame_train.show.grids import cropped
 from flame_train.show.run_reader import RunReader
 from tests.recipes.bases import lose_end, options, small_base, trainer
@@ -99,6 +104,35 @@ def test_wrong_frames_are_told(train: Callable[..., int], capsys: Capture, setti
     more = ("data.frames=9",) if setting == "data.fps=12" else ()
     assert train(*more, setting) != 0
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (("data.frames=[]", "data.fps=12"), "data.fps: it has no effect without data.frames"),
+        (("data.frames=[]", "data.frame_extraction=chunk"), "data.frame_extraction: it has no effect without data.fra"),
+        (
+            ("data.path=", 'data.sets=[{{path = "{0}"}}, {{path = "{0}/b", frames = [], fps = 8}}]'),
+            "fps of table 2: it has no effect without data.frames",
+        ),
+    ],
+)
+def test_keys_of_clips_without_a_number_of_frames_are_told(
+    train: Callable[..., int], clips: Path, capsys: Capture, settings: tuple[str, ...], told: str
+) -> None:
+    assert train(*(setting.format(clips) for setting in settings)) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_parts_and_views_of_a_clip_are_encoded_in_one_pass(
+    train: Callable[..., int], clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoders, "READERS", 1)  # several take parts in any order
+    monkeypatch.setattr(trained_images, "ThreadPoolExecutor", lambda _: ThreadPoolExecutor(1))
+    begun, frames = [], of_clips.frames_of
+    monkeypatch.setattr(of_clips, "frames_of", lambda data, name: begun.append(Path(name).name) or frames(data, name))
+    assert train("data.frames=5", "data.frame_extraction=overlapping", "data.flip=true", "train.steps=1") == 0
+    assert Counter(begun) == {f"{number}.webp": 3 for number in range(3)}  # for the plan, to encode, for thumbnails
 
 
 def test_a_damaged_clip_is_told_before_the_first_step(

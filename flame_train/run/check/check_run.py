@@ -19,7 +19,7 @@ from flame_train.config.located import ConfigWithSource, ErrorCollector
 from flame_train.config.repeated import SampleSection
 from flame_train.config.schema import Config, DataSection, LossSection
 from flame_train.data.caption_variants import CaptionKeys
-from flame_train.data.sets import image_sets
+from flame_train.data.sets import SetKeys, image_sets
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
@@ -295,13 +295,20 @@ def _check_name(name: str) -> None:
 
 
 def _check_frames(data: DataSection, model: Model) -> None:
-    """Raises ConfigError for clips of a model without time, or of a number of frames that fills no latents."""
+    """Raises ConfigError for clips of a model without time, keys of clips where there are none, and wrong numbers."""
     clip_keys = ("frames", "fps", "frame_extraction")
     said = [(number, each.model_fields_set.intersection(clip_keys)) for number, each in enumerate(data.sets, 1)]
     for number, names in said if not model.vae.frame_stride else ():
         for name in sorted(names):
             raise ConfigError(f"data.sets: {name} of table {number}: it has no effect on a model of images; remove it")
-    for number, image_set in enumerate(image_sets(data), 1):
+    merged = image_sets(data)
+    usual = [] if any(image_set.frames for image_set in merged) else [("data.{}", data)]
+    tables = [(f"data.sets: {{}} of table {number}", each) for number, each in enumerate(data.sets, 1)]
+    for what, section in (*usual, *(own for own, each in zip(tables, merged, strict=False) if not each.frames)):
+        for name in ("fps", "frame_extraction"):
+            if getattr(section, name) != SetKeys.model_fields[name].default:
+                raise ConfigError(f"{what.format(name)}: it has no effect without data.frames; set both, or remove it")
+    for number, image_set in enumerate(merged, 1):
         for problem in filter(None, map(model.vae.frames_problem, image_set.frames)):
             raise ConfigError(
                 f"data.sets: frames of table {number}: {problem}" if data.sets else f"data.frames: {problem}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from flame_train.config.load import load_located
 from flame_train.data.buckets import Size
+from flame_train.data.clips import clip_readers
 from flame_train.data.grid import Pixels, contact_sheet, fingerprint, groups, png, sharpness, side_by_side, thumbnail
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import DataSet
@@ -64,12 +65,12 @@ def report(source: str, overrides: Sequence[str], output: Path, force: bool) -> 
 
 
 def _look(samples: Samples, stop: StopRequest) -> _Findings:
-    looks = _Findings()
+    looks, reader = _Findings(), clip_readers(1)
     for name, row in zip(samples.names, samples.rows, strict=True):
         shown_name, sheet = shown(name), looks.sheets.setdefault(row.placement.bucket, [])
         first = shown_name not in looks.hashes
         if first or len(sheet) < _ON_A_SHEET:
-            pixels = row.seen(0).picture()
+            pixels = row.seen(0).picture(reader)
             if first:
                 _look_at(looks, shown_name, row, pixels)
             if len(sheet) < _ON_A_SHEET:

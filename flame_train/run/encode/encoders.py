@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -113,7 +113,8 @@ def cut(keys: Sequence[_T], size: int) -> list[Sequence[_T]]:
 
 _Item = TypeVar("_Item")
 _Ready = TypeVar("_Ready")
-_THREADS = 8
+READERS: Final = 8
+"""Threads that read, or write, at most."""
 _AHEAD = 32  # captions or images, of at most 12 MiB each
 _AHEAD_PIXELS = 1 << 26
 _UNKEPT = 64  # results that wait to be written
@@ -210,7 +211,7 @@ class Pipeline(Generic[_Item, _Ready]):
 @contextmanager
 def _threads() -> Iterator[ThreadPoolExecutor]:
     """Starts threads that end with the block; what they have not begun by then is left."""
-    pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
+    pool = ThreadPoolExecutor(min(READERS, os.cpu_count() or 1))
     try:
         yield pool
     finally:
