@@ -71,7 +71,7 @@ def assign_buckets(
         try:
             if item.size not in known:
                 known[item.size] = rule.assign(item.size)
-            placed = _parts(item, known[item.size], clips)
+            placed = parts_of(item, known[item.size], clips)
             beside = _beside(item, known[item.size], rule)
             controls += [beside] * len(placed)
             placements += placed
@@ -92,7 +92,7 @@ def assign_buckets(
     )
 
 
-def _parts(item: Item, placement: Placement, clips: ClipRule | None) -> list[Placement]:
+def parts_of(item: Item, placement: Placement, clips: ClipRule | None) -> list[Placement]:
     """Returns an image's placement, or one for each part of a clip. Raises DataError for a clip that is too short."""
     if item.seconds is None or clips is None:
         return [placement]

@@ -18,6 +18,7 @@ from flame_train.disk.atomic_write import write_atomically
 from flame_train.errors import EnvironmentFault
 
 CLIP_FILES = (".webp", ".mp4")
+MAX_WEBP_SIDE = 16_383  # pixels
 _QUALITY = 90  # of WebP: a grid of clips stays a few MB
 # differences are not seen; with a lookahead the same frames have given two files, which differed in one frame
 _H264 = {"crf": "17", "flags": "+bitexact", "x264-params": "rc-lookahead=0:mbtree=0:sync-lookahead=0"}

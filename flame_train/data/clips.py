@@ -27,7 +27,7 @@ from flame_train.data.buckets import Size, Span
 from flame_train.data.clip_containers import check_mp4, check_webm
 from flame_train.data.colour import WHITE, to_rgb
 from flame_train.data.file_reading import read_bytes
-from flame_train.data.images import ImageInfo
+from flame_train.data.images import MAX_FILE_BYTES, ImageInfo, load_image
 from flame_train.errors import DataError, FlameError, shown
 
 Pixels = np.ndarray[Any, Any]
@@ -37,6 +37,7 @@ MAX_FRAME_PIXELS = 1 << 24  # 4096 x 4096
 MAX_FRAMES = 20_000
 MAX_CLIP_PIXELS = 1 << 34  # of all frames: five minutes of 1920 x 1080 at 30 a second
 
+_LOOKED_AT = 24  # frames a second, to find the middle
 _KEPT_PIXELS = 1 << 27  # of the frames that a reader keeps: 64 of 1920 x 1080
 
 _DEMUXERS = {image_formats.VIDEO: "mov", image_formats.WEBM: "matroska"}
@@ -111,9 +112,25 @@ def probe_clip(data: bytes, name: str) -> ImageInfo | None:
         return None
     last = next(iter(deque(frames_of(data, name), maxlen=1)), None)
     if last is None:
-        raise DataError(f"{name}: the clip has no frames: copy or download it again")
+        raise _no_frames(name)
     digest = hashlib.sha256(data).hexdigest()
     return ImageInfo(*last.size, image_formats.sniff(data), "RGB", digest, seconds=float(last.time))
+
+
+def load_still(path: Path, *, name: str | None = None, middle: bool = False) -> Pixels:
+    """Returns an image, or a clip's first frame or the one in its middle, uint8 RGB (H, W, 3). Raises DataError.
+
+    A message begins with `name`, by default the path.
+    """
+    label = shown(path) if name is None else name
+    data = read_bytes(path, limit=MAX_FILE_BYTES, name=label)
+    if not is_clip(data):
+        return load_image(path, name=label)[0]
+    whole = probe_clip(data, label) if middle else None
+    first = 0 if whole is None else frames_at(whole.seconds or 0.0, _LOOKED_AT) // 2
+    for pixels in chosen_frames(frames_of(data, label), Span(first, 1, _LOOKED_AT)):
+        return pixels
+    raise _no_frames(label)
 
 
 class ClipReader:
@@ -238,6 +255,10 @@ def _judged(frames: Iterator[Frame], name: str) -> Iterator[Frame]:
         raise DataError(
             f"{name}: the clip is damaged and cannot be decoded ({what}): copy or download it again"
         ) from error
+
+
+def _no_frames(name: str) -> DataError:
+    return DataError(f"{name}: the clip has no frames: copy or download it again")
 
 
 def _too_long(name: str) -> DataError:

@@ -18,7 +18,7 @@ from typing import Literal, Self
 from flame_train.data.caption_files import CAPTION_ENDINGS, CaptionFiles, CaptionRule
 from flame_train.data.clips import probe_clip
 from flame_train.data.companion_files import Control, ControlFolder, Mask, find_mask, mask_names, masks_in
-from flame_train.data.image_formats import CLIP_ENDINGS, IMAGE_ENDINGS, IMAGES
+from flame_train.data.image_formats import CLIP_ENDINGS, IMAGE_ENDINGS, IMAGES, PICTURE_ENDINGS
 from flame_train.data.images import Animated, Facts, ImageInfo, alpha_and_orientation, load_alpha, probe, quiet_decoders
 from flame_train.data.problems import grouped
 from flame_train.data.walk import Listing, list_files, matcher
@@ -189,7 +189,7 @@ class _Scan:
     ) -> None:
         """Starts without items or problems."""
         self.root, self.files, self._masks = root, listing.files, masks
-        self._endings = IMAGE_ENDINGS | CLIP_ENDINGS if clips else IMAGE_ENDINGS
+        self._endings = PICTURE_ENDINGS if clips else IMAGE_ENDINGS
         self._clip = probe_clip if clips else None
         self.min_side, self.max_ratio = min_side, max_ratio
         self.problems: list[str] = []

@@ -91,11 +91,17 @@ def grid(images: Sequence[Pixels], gap: int = _GAP) -> Pixels:
     if any(image.ndim == 4 for image in images):
         return np.stack([grid([_frame(image, number) for image in images], gap) for number in range(frames)])
     h, w = (max(image.shape[axis] for image in images) for axis in (0, 1))
-    columns, rows = _columns_and_rows(len(images))
-    sheet = np.full((rows * (h + gap) - gap, columns * (w + gap) - gap, 3), 255, np.uint8)
+    sheet = np.full((*grid_size([image.shape[:2] for image in images], gap), 3), 255, np.uint8)
     for image, (top, left) in zip(images, _corners(len(images), h + gap, w + gap), strict=True):
         sheet[top : top + image.shape[0], left : left + image.shape[1]] = image
     return sheet
+
+
+def grid_size(sizes: Sequence[tuple[int, ...]], gap: int = _GAP) -> tuple[int, int]:
+    """Returns (height, width) of a grid of images of these sizes (H, W)."""
+    columns, rows = _columns_and_rows(len(sizes))
+    height, width = (max(side) for side in zip(*sizes, strict=True))
+    return rows * (height + gap) - gap, columns * (width + gap) - gap
 
 
 def _frame(image: Pixels, number: int) -> Pixels:

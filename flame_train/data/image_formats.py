@@ -20,6 +20,7 @@ VIDEO = "a video or another ISO media file"
 WEBM = "WebM or Matroska"
 CLIP_ENDINGS = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv"})
 """Of videos; animated WebP and GIF have those of images."""
+PICTURE_ENDINGS = IMAGE_ENDINGS | CLIP_ENDINGS
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MAGIC = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from flame_train.errors import counted
+
 from .grids import Box, Grid
 from .run_reader import RunView
 from .svg import Element, element
@@ -64,8 +66,12 @@ def samples(
             for i, box in enumerate(grid.boxes)
         ]
         rows.append(Row(grid.label, cells, grid.step, grid is first and len(chosen) > 1))
-    note = f"{len(chosen)} of {len(view.grids)} grids are shown here; the run folder has all."
-    return gallery("Samples", heads, rows, "samples by step and prompt", note if len(chosen) < len(view.grids) else "")
+    some = f"{len(chosen)} of {len(view.grids)} grids are shown here; the run folder has all."
+    notes = [some] if len(chosen) < len(view.grids) else []
+    if view.unshown:
+        grids_are = counted(view.unshown, "grid is", "grids are")
+        notes.append(f"{grids_are} too large to be shown here, or damaged; see the run folder's samples.")
+    return gallery("Samples", heads, rows, "samples by step and prompt", " ".join(notes))
 
 
 def gallery(title: str, heads: Sequence[str], rows: Sequence[Row], label: str, note: str = "") -> Element:

@@ -18,6 +18,7 @@ from flame_train.io.json_values import table, text, whole
 
 _NAME: Final = re.compile(r"step-(\d{6,})(-base)?\.(?:png|webp)")
 _LARGEST: Final = 1 << 28  # pixels of a grid: 64 images of 2048 x 2048
+_LARGEST_CLIP: Final = 1 << 29  # of all frames: 121 of four clips of 1280 x 704
 
 Box = tuple[int, int, int, int]
 
@@ -103,7 +104,8 @@ def size_of(raw: bytes, *forms: str) -> tuple[int, int] | None:
             (width, height), frames = image.size, getattr(image, "n_frames", 1)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
-    return (height, width) if height * width * frames <= _LARGEST else None
+    fits = height * width <= _LARGEST and height * width * frames <= _LARGEST_CLIP
+    return (height, width) if fits else None
 
 
 def cropped(raw: bytes, boxes: Sequence[Box], side: int, kind: str) -> list[bytes]:
@@ -113,13 +115,17 @@ def cropped(raw: bytes, boxes: Sequence[Box], side: int, kind: str) -> list[byte
     """
     try:
         with Image.open(io.BytesIO(raw)) as image:
-            frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(image)]
-            shown = [int(frame.info.get("duration", 0)) for frame in frames]
+            parts, shown = [list[Image.Image]() for _ in boxes], list[int]()
+            for frame in ImageSequence.Iterator(image):
+                shown.append(int(frame.info.get("duration", 0)))
+                whole = frame.convert("RGB")
+                for part, box in zip(parts, boxes, strict=True):
+                    part.append(_small(whole.crop(box), side))
     except (ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise OSError(f"no image: {error}") from error
-    if len(frames) == 1:
-        return [_encoded(_small(frames[0].crop(box), side), kind) for box in boxes]
-    return [webp([np.asarray(_small(frame.crop(box), side)) for frame in frames], shown) for box in boxes]
+    if len(shown) == 1:
+        return [_encoded(part[0], kind) for part in parts]
+    return [webp([np.asarray(small) for small in part], shown) for part in parts]
 
 
 def media_type(raw: bytes) -> str:

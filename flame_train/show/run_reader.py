@@ -41,8 +41,9 @@ class KeptFile:
 class RunView:
     """A run as it stands. `curves` are by name as in `curves.py`; `steps` is the length of the run, 0: unknown.
 
-    `controls` has the control images of each prompt; None: there are none. `images_written` is another value where the
-    files of the images were written again. `changed` is when it wrote last, in seconds since 1970; 0: unknown.
+    `unshown` counts grids that are too large, or damaged. `controls` has the control images of each prompt; None: there
+    are none. `images_written` is another value where the files of the images were written again. `changed` is when it
+    wrote last, in seconds since 1970; 0: unknown.
     """
 
     name: str
@@ -54,6 +55,7 @@ class RunView:
     settings: tuple[Setting, ...]
     prompts: tuple[GridPrompt, ...]
     grids: tuple[Grid, ...]
+    unshown: int
     controls: Grid | None
     images: tuple[TrainedImage, ...]
     images_written: object
@@ -110,6 +112,7 @@ class RunReader:
             images, bands = self._part(
                 folder, "images.json", lambda raw: (with_losses(listed, raw), bands_of(raw)), listed
             )
+            grids, unshown = self._grids(folder, prompts)
             return RunView(
                 name=self.name,
                 folder=self.folder,
@@ -119,7 +122,8 @@ class RunReader:
                 last=self._log.last,
                 settings=settings,
                 prompts=prompts,
-                grids=self._grids(folder, prompts),
+                grids=grids,
+                unshown=unshown,
                 controls=self._controls(folder, prompts),
                 images=images,
                 images_written=(_stamp(folder, "dataset.json"), _stamp(folder, "images.json"), room),
@@ -156,18 +160,19 @@ class RunReader:
             self._kept[key] = stamps, make(_bytes(folder, name))
         return self._kept[key][1]
 
-    def _grids(self, folder: OpenFolder, prompts: tuple[GridPrompt, ...]) -> tuple[Grid, ...]:
-        grids = []
+    def _grids(self, folder: OpenFolder, prompts: tuple[GridPrompt, ...]) -> tuple[tuple[Grid, ...], int]:
+        grids, unshown = [], 0
         try:
             with folder.folder("samples") as samples:
                 for name in samples.names():
                     if (found := step_of_grid(name)) is not None:
                         size = self._part(samples, name, size_of)
                         written = (_stamp(samples, name) or (0,))[0]
+                        unshown += size is None
                         grids += [] if size is None else [Grid(found[0], cut(size, prompts), written, found[1], name)]
         except OSError:
-            return ()
-        return tuple(sorted(grids, key=lambda grid: (grid.step, not grid.of_base)))
+            return (), 0
+        return tuple(sorted(grids, key=lambda grid: (grid.step, not grid.of_base))), unshown
 
     def _controls(self, folder: OpenFolder, prompts: tuple[GridPrompt, ...]) -> Grid | None:
         size = self._part(folder, CONTROLS, size_of)

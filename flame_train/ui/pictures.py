@@ -5,20 +5,21 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from PIL import Image
 
 from flame_train.config.schema import Config
+from flame_train.data.bucketed import parts_of
 from flame_train.data.buckets import Placement
 from flame_train.data.caption_files import CaptionFiles, CaptionRule
 from flame_train.data.caption_formats import MAX_CAPTION_BYTES, METADATA_NAMES, one_line
+from flame_train.data.clips import load_still
 from flame_train.data.companion_files import Control, Mask
 from flame_train.data.dataset import Dataset, Item
-from flame_train.data.image_formats import IMAGE_ENDINGS
-from flame_train.data.images import decoded_images, load_image, load_mask, remember
+from flame_train.data.image_formats import PICTURE_ENDINGS
+from flame_train.data.images import decoded_images, load_mask, remember
 from flame_train.data.sets import DataSet, image_sets
 from flame_train.data.walk import list_files
 from flame_train.diffusion.objective_kind import OBJECTIVES
@@ -65,12 +66,13 @@ class Pictures:
                 mask_folder=local_place(own.mask_folder) if own.mask_folder else None,
                 control=own.control_folders,
                 on_bad="skip",
+                clips=bool(own.frames),
                 seen=decoded_images(remembered, cache_folder(config.data)),
                 digests=digests,
             )
         if remembered is not None:  # so that the plan, which follows each change, decodes none of them again
             remembered.mkdir(parents=True, exist_ok=True)
-            remember(remembered, {item.sha256: item.size for item in self._dataset.items if item.plain})
+            remember(remembered, {item.sha256: item.facts for item in self._dataset.items if item.plain})
         keys = [item.key for item in self._dataset.items]
         rule = CaptionRule((own.caption_extension,), own.captions.lines, group=group)
         self._captions = CaptionFiles(self.folder, list_files(self.folder).files, frozenset(keys), rule)
@@ -109,11 +111,11 @@ class Pictures:
         }
 
     def _placements(self, item: Item) -> list[dict[str, Any]]:
-        """Returns bucket and crop at each resolution; what is too small for one has the reason."""
+        """Returns bucket, crop and a clip's first part at each resolution; what is too small or short the reason."""
         placed: list[dict[str, Any]] = []
         for rule in bucket_rules(self._config.data, self._set.resolutions):
             try:
-                placed.append(_shares(rule.assign(item.size)))
+                placed.append(_shares(parts_of(item, rule.assign(item.size), self._set.clip_rule)[0]))
             except DataError as error:
                 placed.append({"problem": str(error)})
         return placed
@@ -172,22 +174,16 @@ def _shares(p: Placement) -> dict[str, Any]:
 
 
 def picture(path: str, side: int, mask: bool, roots: Roots) -> bytes:
-    """Returns an image file below the roots as a JPEG, its longer side at most `side`.
+    """Returns an image below the roots, or the first frame of a clip, as a JPEG, its longer side at most `side`.
 
     Raises ConfigError for a place outside of them, DataError for what is no image.
     """
     place = roots.place(path)
-    if place.suffix.lower() not in IMAGE_ENDINGS:
+    if place.suffix.lower() not in PICTURE_ENDINGS:
         raise ConfigError(f"{shown(place.name)}: expected an image")
-    pixels, _ = load_mask(place) if mask else load_image(place)
-    image = Image.fromarray(pixels)
+    image = Image.fromarray(load_mask(place)[0] if mask else load_still(place))
     side = min(max(side, 1), _SIDE)
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=85)
     return buffer.getvalue()
-
-
-def image_count(names: Sequence[str]) -> int:
-    """Counts the names that end as those of images do."""
-    return sum(os.path.splitext(name)[1].lower() in IMAGE_ENDINGS for name in names)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from flame_train.data.image_formats import PICTURE_ENDINGS
 from flame_train.disk.roots import Roots
 from flame_train.errors import FlameError, shown
 from flame_train.io.addresses import is_address, is_hub_name
@@ -14,8 +15,6 @@ from flame_train.io.hub import fetching, resolve_checkpoint
 from flame_train.io.model_search import MODEL_ENDINGS
 from flame_train.models.registry import FAMILIES, family_of
 from flame_train.quickstart.first_run import lay, usable_device
-
-from .pictures import image_count
 
 _MOST: Final = 300  # models, and folders of a list
 _FILES: Final = (".safetensors", ".gguf", ".txt", ".json", ".model")  # that a key may name
@@ -45,7 +44,7 @@ def _folder(path: Path, name: str) -> dict[str, Any]:
 
 
 def _images(folder: Path) -> int:
-    return image_count([entry.name for entry in _entries(folder)])
+    return sum(os.path.splitext(entry.name)[1].lower() in PICTURE_ENDINGS for entry in _entries(folder))
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

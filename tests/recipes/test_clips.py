@@ -19,9 +19,11 @@ from flame_train.data import clips as of_clips
 from flame_train.data.clip_files import mp4, sample_bytes, times, webp
 from flame_train.data.grid import grid
 from flame_train.run.encode import encoders
-from flame_train.show import trained_images
+from flame_train.show import grids, trained_images
+from flame_train.show.gallery import samples
 from flame_train.show.grids import cropped
 from flame_train.show.run_reader import RunReader
+from flame_train.show.svg import html
 from tests.recipes.bases import lose_end, options, small_base, trainer
 
 Capture = pytest.CaptureFixture[str]
@@ -181,6 +183,33 @@ def test_a_grid_of_clips_plays_them_together_and_cuts_them_apart() -> None:
     places = [frame[14].astype(int).max(-1).argmax() for frame in found]
     assert places == sorted(places)
     assert places[-1] > places[0] + 3
+
+
+def test_a_grid_of_clips_that_no_webp_holds_is_told_before_anything_is_drawn(
+    train: Callable[..., int], base: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    prompts = ", ".join(f'"{number}"' for number in range(9))
+    settings = f"sample.prompts=[{prompts}]", "sample.width=5504", "sample.frames=5"
+    assert train(*settings) == 2
+    told = "sample.prompts: a grid of 9 clips has a side of 16,520 pixels, and a WebP has at most 16,383"
+    assert told in capsys.readouterr().err
+    words = "sample", "-m", str(base), "-o", str(tmp_path / "a.webp"), "--width", "8192", "--frames", "5"
+    assert cli.run([*words, *("-p", "x") * 2, "--device", "cpu", "--precision", "fp32"]) == 2
+    assert "a grid of 2 clips has a side of 16,388 pixels" in capsys.readouterr().err
+
+
+def test_a_grid_too_large_for_the_page_is_named_there(
+    train: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train("sample.frames=5", "train.steps=1") == 0
+    (run,) = RunReader(tmp_path / "run").read().grids[:1]
+    assert run.file == "step-000000.webp"
+    monkeypatch.setattr(grids, "_LARGEST_CLIP", 64 * 64 * 5 - 1)
+    view = RunReader(tmp_path / "run").read()
+    assert not view.grids
+    drawn = html(samples(view, lambda grid, number: "x"))
+    assert "1 grid is too large to be shown here" in drawn
+    assert "No sample images were drawn" not in drawn
 
 
 @pytest.mark.parametrize("key", ["frames = [1]", "fps = 16", 'frame_extraction = "chunk"'])

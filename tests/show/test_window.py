@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import io
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from PIL import Image
 
 from flame_train import cli
 from flame_train.config.load import load
+from flame_train.data.clip_files import times, webp
 from flame_train.diffusion.objective_kind import OBJECTIVES, Denoising
 from flame_train.disk.roots import Roots
 from flame_train.errors import ConfigError
@@ -324,6 +326,31 @@ def test_images_have_their_bucket_crop_caption_and_companions(asker, images):
     for path, mask in zip(files, ("", "&mask=yes", ""), strict=True):
         status, raw = asker.send(f"/picture?path={path}&side=50{mask}", method="GET")
         assert (status, raw[:2]) == (200, b"\xff\xd8")
+
+
+def test_clips_are_shown_by_their_first_frame_beside_stills(asker, images):
+    for file in images.glob("*.png"):
+        file.unlink()
+    pixels = np.zeros((9, 100, 200, 3), np.uint8)
+    pixels[..., 0] = 200 - 20 * np.arange(9)[:, None, None]
+    (images / "clip.webp").write_bytes(webp(pixels, times(9, 24)))
+    (images / "short.webp").write_bytes(webp(pixels[:2], times(2, 24)))
+    Image.fromarray(pixels[0]).save(images / "still.png")
+    status, found = asker.ask("images", toml=asker.config(images, frames="[5]"))
+    assert (status, found["count"]) == (200, 3)
+    clip, short, still = found["images"]
+    assert (clip["placements"][0]["bucket"], clip["placements"][0]["span"]["count"]) == ("128x64", 5)
+    assert "a clip of 2 frames at 24 a second, expected 5" in short["placements"][0]["problem"]
+    assert "span" not in still["placements"][0]
+    status, raw = asker.send(f"/picture?path={images}/clip.webp&side=50", method="GET")
+    with Image.open(io.BytesIO(raw)) as image:
+        assert (status, image.format, image.size) == (200, "JPEG", (50, 25))
+        assert image.getpixel((25, 12))[0] > 150
+    (images / "broken.mp4").write_bytes(b"\0\0\0\x18ftypisom" + bytes(64))
+    assert asker.send(f"/picture?path={images}/broken.mp4&side=50", method="GET")[0] == 404
+    status, found = asker.ask("images", toml=asker.config(images))  # no clips: told, as the plan tells it
+    assert (status, [row["file"] for row in found["images"]]) == (200, ["still.png"])
+    assert any("several frames" in notice for notice in found["notices"])
 
 
 class Pairs(Denoising):

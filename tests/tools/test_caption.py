@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from flame_train import cli
+from flame_train.data.clip_files import mp4, times, webp
 from flame_train.data.dataset import Dataset
 from flame_train.errors import ConfigError
 from flame_train.tools.captions import chat
@@ -85,6 +86,23 @@ def test_a_killed_command_goes_on_where_it_was(
     assert sorted(map(number_of, server.asked[asked_before:])) == list(range(5, 12))
     dataset = Dataset.scan(tmp_path / "set", caption_endings=(".txt",))
     assert [(item.key, item.caption) for item in dataset.items] == [(n, f"shape {i}") for i, n in enumerate(names)]
+
+
+def test_of_a_clip_the_frame_in_its_middle_is_seen(
+    tmp_path: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("av", reason="videos are an extra")
+    reds = np.zeros((9, 24, 16, 3), np.uint8)
+    reds[..., 0] = 10 * np.arange(9)[:, None, None]
+    (tmp_path / "a.mp4").write_bytes(mp4(reds, 24))
+    (tmp_path / "b.webp").write_bytes(webp(reds[2:7], times(5, 24)))
+    server.reply = lambda asked: says(f"shape {number_of(asked)}")
+    result = caption(capsys, tmp_path, "--server", server.address)
+    assert result["captions_written"] == 2
+    assert [(tmp_path / f"{name}.txt").read_text().strip() for name in "ab"] == ["shape 4", "shape 4"]
+    (tmp_path / "c.webm").write_bytes((tmp_path / "a.mp4").read_bytes()[:-400])
+    result = caption(capsys, tmp_path, "--server", server.address, status=3)
+    assert "c.webm: " in result["errors"][0]
 
 
 def test_ctrl_c_says_what_is_written(tmp_path: Path, server: ChatServer) -> None:

@@ -11,13 +11,15 @@ from flame_train.config.prompts import Prompt, read_prompt_file
 from flame_train.config.repeated import SampleSection
 from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Size
+from flame_train.data.clip_files import MAX_WEBP_SIDE
 from flame_train.data.companion_files import Control
+from flame_train.data.grid import grid_size
 from flame_train.data.images import probe
 from flame_train.data.views import View, ViewedImage
 from flame_train.diffusion.noise_schedule import Spacing
 from flame_train.diffusion.samplers import SAMPLERS
 from flame_train.disk.roots import may_look
-from flame_train.errors import ConfigError, DataError, shown
+from flame_train.errors import ConfigError, DataError, counted, shown
 from flame_train.io.addresses import local_place
 from flame_train.models.common.model import Model
 
@@ -164,6 +166,12 @@ def check_sampling(images: Sequence[Request], base: ModelSection, loss: LossSect
                 if of_prompt
                 else f"sample.{key}: {problem}"
             ] = None
+    side = max(grid_size([request.size for request in images])) if any(each.frames > 1 for each in images) else 0
+    if side > MAX_WEBP_SIDE:
+        wrong[
+            f"sample.prompts: a grid of {counted(len(images), 'clip')} has a side of {side:,} pixels, and a WebP has "
+            f"at most {MAX_WEBP_SIDE:,}: draw fewer or smaller ones"
+        ] = None
     if wrong:
         raise ConfigError("\n".join(wrong))
 

@@ -28,7 +28,7 @@ class Captioner(Protocol):
         """Ends it."""
 
     async def caption(self, image: Path, name: str) -> Answer:
-        """Returns the caption of the image in a file called `name`.
+        """Returns the caption of the image in a file called `name`, or of the middle of a clip.
 
         Raises DataError for an image that cannot be read, RemoteError where a server gives no caption of it.
         """

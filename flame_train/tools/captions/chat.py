@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 from PIL import Image
 
-from flame_train.data.images import load_image
+from flame_train.data.clips import load_still
 from flame_train.errors import ConfigError, RemoteError, shown
 from flame_train.tools.captions.captioner import Answer
 from flame_train.version import __version__
@@ -169,8 +169,8 @@ def base_address(address: str) -> str:
 
 
 def data_url(image: Path, name: str, side: int) -> str:
-    """Returns an image as a JPEG in a data URL, as training sees it: upright, in sRGB, on white. Raises DataError."""
-    picture = Image.fromarray(load_image(image, name=name)[0])
+    """Returns an image, or the middle of a clip, as a JPEG in a data URL, as training sees it. Raises DataError."""
+    picture = Image.fromarray(load_still(image, name=name, middle=True))
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
     file = io.BytesIO()
     picture.save(file, "JPEG", quality=_QUALITY)

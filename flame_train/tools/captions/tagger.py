@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from flame_train.data.caption_formats import decode_text
+from flame_train.data.clips import load_still
 from flame_train.data.file_reading import read_bytes
-from flame_train.data.images import load_image
 from flame_train.errors import DataError, EnvironmentFault, ModelFileError, shown
 from flame_train.tools.captions.captioner import Answer
 
@@ -72,7 +72,7 @@ class Tagger:
         return Answer(await asyncio.to_thread(self._tagged, image, name))
 
     def _tagged(self, image: Path, name: str) -> str:
-        pixels = load_image(image, name=name)[0]
+        pixels = load_still(image, name=name, middle=True)
         likely = self._session.run(None, {self._input: network_input(pixels, self._side)})[0][0]
         if len(likely) != len(self._tags):
             raise ModelFileError(

@@ -3,7 +3,7 @@
 import { ask, Refused } from "./ask.js";
 
 /** @typedef {{path: string, seen: string}} Seen
- * @typedef {{bucket?: string, shares?: number[], kept?: number, original?: string, problem?: string}} Placed
+ * @typedef {{bucket?: string, shares?: number[], kept?: number, original?: string, span?: {count: number}, problem?: string}} Placed
  * @typedef {{file: string, image: Seen, caption: string, written_in: string, editable: boolean, placements: Placed[],
  *   mask: Seen | null, controls: Seen[]}} Row */
 
@@ -155,7 +155,7 @@ function where(row) {
 function placed(each) {
   if (each.problem) return make("p", { class: "bucket bad" }, each.problem);
   const cut = Math.round(100 * (1 - (each.kept ?? 1)));
-  return make("p", { class: "bucket" }, `${each.original} → ${each.bucket}` + (cut ? `, ${cut}% cropped away` : ""));
+  return make("p", { class: "bucket" }, `${each.original} → ${each.bucket}` + (each.span ? `, ${each.span.count} frames` : "") + (cut ? `, ${cut}% cropped away` : ""));
 }
 
 /** @param {Seen} file @param {string} alt @param {boolean} [mask] */
