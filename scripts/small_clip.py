@@ -14,6 +14,7 @@ import argparse
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent / "small_sdxl"))
 from loop import Training
 
 from flame_train.config.schema import ModelSection, TextEncodersSection
-from flame_train.data.clip_files import times, webp
+from flame_train.data.clip_files import mp4, times, webp
 from flame_train.data.samples import EncoderInput
 from flame_train.engine import Tensor, no_grad
 from flame_train.engine.backend import get_backend
@@ -146,18 +147,18 @@ def autoencoder(arch: VaeArch) -> dict[str, Array]:
 
 
 def train_denoiser(
-    network: Any, vae: Vae, texts: dict[str, Array], seconds: float, device: str, batch: int, count: int
+    network: Any, vae: Vae, sets: Sequence[Array], words: Array, seconds: float, device: str, batch: int
 ) -> None:
-    """Trains all weights on squares that stand still, in clips and stills."""
-    backend, still = get_backend(device), scenes(count, 3, (0.0, 0.0))
+    """Trains all weights on sets of clips uint8 (N, F, H, W, 3), by turns, and their captions' states (N, T, C)."""
+    backend, count = get_backend(device), len(words)
 
-    def latents(frames: int) -> Any:
-        parts = [np.stack([scene.clip(frames) for scene in still[i : i + 8]]) for i in range(0, count, 8)]
+    def latents(clips: Array) -> Any:
+        parts = [to_unit(clips[i : i + 8]) for i in range(0, count, 8)]
         with no_grad():
-            means = [vae.encode_moments(Tensor(backend.to_device(to_unit(part))))[0].data for part in parts]
+            means = [vae.encode_moments(Tensor(backend.to_device(part)))[0].data for part in parts]
         return backend.xp.concatenate(means)
 
-    captions = backend.to_device(np.stack([texts[scene.caption] for scene in still]))
+    captions = backend.to_device(words)
     training = Training({"transformer": network}, device, 1e-3, "float32", decay=0.99)
     samples = backend.xp.arange(batch)
 
@@ -170,31 +171,42 @@ def train_denoiser(
         found = network(Tensor(noised), Tensor(level.reshape(-1) * np.float32(1000.0)), Tensor(words))
         return (found.float() - Tensor(noise - x0)).square().mean()
 
-    films, stills = latents(FRAMES), latents(1)
-    steps = [training.captured(partial(loss_on, data)) for data in (films, films, stills)]
-    training.run(steps, seconds, lambda line: print(f"denoiser {line}", flush=True))
+    made = {id(clips): latents(clips) for clips in sets}  # a set may have two turns
+    training.run(
+        [training.captured(partial(loss_on, made[id(clips)])) for clips in sets],
+        seconds,
+        lambda line: print(f"denoiser {line}", flush=True),
+    )
     training.finish()
 
 
-def write_base(folder: Path, seconds: float, device: str, batch: int, count: int) -> Path:
-    """Writes the small base, whose denoiser is trained for so long; returns its file."""
+def write_base(
+    folder: Path,
+    sets: Sequence[Array],
+    captions: Sequence[str],
+    seconds: float,
+    device: str,
+    batch: int,
+    text: TextEncodersSection | None = None,
+) -> Path:
+    """Writes the small base, trained for so long on sets of clips of these captions; returns its file."""
     family = FAMILIES["wan"]
     family.write_small_base(folder, 0)
     path = folder / "base.safetensors"
-    model = family.open(Opening(path, ModelSection(), TextEncodersSection(), 75))
+    model = family.open(Opening(path, ModelSection(), text or TextEncodersSection(), 75))
     vae = model.vae.part.load(device=device, dtype="fp32")
     by_hand = autoencoder(vae.arch)
     for name, part, attribute, _ in vae.named_specs():
         getattr(part, attribute).data[...] = get_backend(device).to_device(by_hand[name])
-    captions = ["", *(f"a {colour} square" for colour in COLOURS)]
+    known = sorted(set(captions))
     with no_grad():
         encoders = load_encoders(Encoding(model.vae, model.text, "fp32", "fp32", "fp32", Path()), device)
-        arrays = encoders.captions([EncoderInput(text) for text in captions])
-    rows = {text: np.zeros((512, a["t5"].shape[1]), np.float32) for text, a in zip(captions, arrays, strict=True)}
-    for text, a in zip(captions, arrays, strict=True):
-        rows[text][: len(a["t5"])] = a["t5"]
+        arrays = encoders.captions([EncoderInput(text) for text in known])
+    rows = {text: np.zeros(model.caption_shapes()["t5"], np.float32) for text in known}
+    for caption, a in zip(known, arrays, strict=True):
+        rows[caption][: len(a["t5"])] = a["t5"]
     network = model.denoiser.load(device=device, dtype="fp32")
-    train_denoiser(network, vae, rows, seconds, device, batch, count)
+    train_denoiser(network, vae, sets, np.stack([rows[caption] for caption in captions]), seconds, device, batch)
     with SafetensorsFile(path) as file:
         tensors = {name: np.array(file.read(name)) for name in file.names}
     prefixes = {component.name: component.prefixes[0] for component in family.files.components}
@@ -205,11 +217,18 @@ def write_base(folder: Path, seconds: float, device: str, batch: int, count: int
     return path
 
 
+def standing(count: int) -> tuple[list[Array], list[str]]:
+    """Returns clips, twice, and stills of squares that stand, and their captions."""
+    still = scenes(count, 3, (0.0, 0.0))
+    films, stills = (np.stack([scene.clip(frames) for scene in still]) for frames in (FRAMES, 1))
+    return [films, films, stills], [scene.caption for scene in still]
+
+
 def write_clips(folder: Path, count: int) -> Path:
     """Writes clips of squares that move right, with captions."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, scene in enumerate(scenes(count, 4, (SPEED, 0.0))):
-        (folder / f"{number:03}.webp").write_bytes(webp(scene.clip(), times(FRAMES, FPS)))
+        (folder / f"{number:03}.mp4").write_bytes(mp4(scene.clip(), FPS))
         (folder / f"{number:03}.txt").write_text(scene.caption)
     return folder
 
@@ -273,7 +292,7 @@ def main() -> None:
     base = (
         folder / "base.safetensors"
         if args.seconds == 0
-        else write_base(folder, args.seconds, args.device, args.batch, args.scenes)
+        else write_base(folder, *standing(args.scenes), args.seconds, args.device, args.batch)
     )
     file, run = folder / "clip.toml", folder / "run"
     file.write_text(config(base, write_clips(folder / "clips", args.clips), run, args.steps))
