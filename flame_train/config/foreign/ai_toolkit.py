@@ -12,6 +12,7 @@ from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
 from . import sample_prompts
+from .clips import OF_AI_TOOLKIT
 from .conversions import published, sampled, sides_of, trained
 from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off
 
@@ -323,6 +324,7 @@ def guidance_loss(value: Any, source: Source) -> Any:
 
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
+        **OF_AI_TOOLKIT,
         "training_folder": lambda v, s: f"{v}/{s.get('name')}" if s.get("name") else v,
         "trigger_word": lambda v, s: NOTHING if is_off(v) else {"captions.trigger": v, "output.trigger": v},
         "network.type": kind,

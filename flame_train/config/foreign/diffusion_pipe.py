@@ -11,6 +11,7 @@ from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
+from .clips import OF_DIFFUSION_PIPE, has_clips
 from .conversions import OPTIMI, checkpoint, of_library, sampled, sampled_as_flux, schedule, side, swapped, trained
 from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, no_file
 
@@ -191,7 +192,9 @@ def encoders(value: Any, source: Source) -> Any:
 
 def text_batch(value: Any, source: Source) -> Any:
     """Converts the batch of videos, and of images where those have none of their own."""
-    return NOTHING if source.get("image_micro_batch_size_per_gpu") is not None else batch(value, source)
+    if source.get("image_micro_batch_size_per_gpu") is None:
+        return batch(value, source)
+    return Lost("of clips; a set in [[data.sets]] has a batch size of its own") if has_clips(source) else NOTHING
 
 
 def constant(value: Any, source: Source) -> Any:
@@ -230,6 +233,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "model.merge_adapters": merged,
         "float8": float8,
         "model.timestep_sample_method": levels,
+        **OF_DIFFUSION_PIPE,
         "(text encoders)": encoders,
         "adapter.rank": rank,
         "adapter.decompose_factor": lambda v, s: v if v > 0 else NOTHING,

@@ -14,6 +14,7 @@ from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
 from . import sd_scripts
+from .clips import OF_MUSUBI
 from .conversions import number, sampled, sampled_as_flux, swapped
 from .kohya_files import flat, of_config_file, unpacked
 from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Table, Tree, is_off, no_file
@@ -169,6 +170,7 @@ _FROM_KOHYA: Final = MappingProxyType(
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         "(kontext)": lambda v, s: True if s.family == _SCRIPTS["flux_kontext_train_network.py"] else NOTHING,
+        **OF_MUSUBI,
         "text_encoder": _text_encoder,
         "model_version": lambda v, s: _EDITS.get(str(v), NOTHING),
         "network_module": _kind,

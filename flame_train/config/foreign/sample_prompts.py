@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from flame_train.config.prompts import read_flags
 
+from .clips import fitting
 from .conversions import number
 from .table import NOTHING, Changed, Convert, Lost, Nothing, Source, is_off
 
@@ -36,7 +37,7 @@ def prompts(items: list[dict[str, Any]]) -> Any:
 def of_ai_toolkit(value: Any, source: Source) -> Any:
     """Converts a list of texts with flags, or of tables; a seed of -1 is none."""
     lost: list[str] = []
-    answer = prompts([_of_ai_toolkit(each, lost) for each in value or []])
+    answer = prompts([_of_ai_toolkit(each, lost, source) for each in value or []])
     if not lost or isinstance(answer, Nothing | Lost):
         return answer
     return (
@@ -46,7 +47,7 @@ def of_ai_toolkit(value: Any, source: Source) -> Any:
     )
 
 
-def _of_ai_toolkit(item: Any, lost: list[str]) -> dict[str, Any]:
+def _of_ai_toolkit(item: Any, lost: list[str], source: Source) -> dict[str, Any]:
     """Returns one prompt as keys of ours; the flags in its text win."""
     table = dict(item) if isinstance(item, Mapping) else {"prompt": str(item)}
     text, *flags = str(table.get("prompt") or "").split("--")
@@ -60,6 +61,10 @@ def _of_ai_toolkit(item: Any, lost: list[str]) -> dict[str, Any]:
     keys = {ours: number(table.get(theirs)) for theirs, ours in _AI_TOOLKIT.items()}
     shown = [str(file) for name in _CONTROLS if (file := table.get(name))]
     keys |= {"text": table["prompt"], "control": shown} if shown else {"text": table["prompt"]}
+    if int(number(table.get("num_frames")) or 1) > 1:
+        fits = fitting(number(table["num_frames"]), source)
+        keys |= {"frames": fits[-1]} if fits else {}
+        lost += [] if fits else [f"num_frames of the prompt {text.strip()[:40]!r}: clips need a model of video"]
     return keys | {"seed": None if keys["seed"] == -1 else keys["seed"]}
 
 
@@ -85,6 +90,7 @@ _FLAGS: Final = {
     **dict.fromkeys(("l", "cfg"), "guidance_scale"),
     **dict.fromkeys(("s", "steps"), "sample_steps"),
     **dict.fromkeys(("m", "network_multiplier"), "network_multiplier"),
+    **dict.fromkeys(("frames", "num_frames"), "num_frames"),
     "ctrl_img": "ctrl_img",
 }
 """The flags in a prompt's text, by the keys of a table of samples."""

@@ -12,6 +12,7 @@ from flame_train.errors import ConfigError
 from flame_train.families import family_data, named_by
 
 from . import sample_prompts
+from .clips import OF_SIMPLETUNER
 from .conversions import (
     checkpoint,
     min_snr,
@@ -27,7 +28,8 @@ from .conversions import (
     warmup,
     where,
 )
-from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, keep, no_file
+from .simpletuner_files import sets_of, unpack_lycoris
+from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, facts_of, is_off, keep
 
 _FAMILIES: Final = named_by("SimpleTuner")
 _A_FILE: Final = "text_encoders.t5 names a file, or a folder on this machine"
@@ -75,54 +77,9 @@ def _read(reading: Reading) -> Source:
     if (control := settings.get("controlnet")) and control.value:
         raise ConfigError(f"{control.place}: controlnet: a ControlNet is not trained here")
     notes: list[str] = []
-    _unpack_lycoris(reading, settings, notes)
-    return Source(_FAMILIES[family.value] if family else "", settings, _backends(reading, settings, notes), notes)
-
-
-def _unpack_lycoris(reading: Reading, settings: dict[str, Setting], notes: list[str]) -> None:
-    named = settings.pop("lycoris_config", None)
-    if named is None or not named.value:
-        return
-    other = reading.beside(str(named.value))
-    if other is None:
-        notes.append(no_file("lycoris_config", named, "what it holds is"))
-        return
-    settings |= {
-        f"lycoris.{name}": setting for name, setting in other.flat(other.tree, whole=("apply_preset",)).items()
-    }
-
-
-def _backends(reading: Reading, settings: dict[str, Setting], notes: list[str]) -> list[dict[str, Setting]]:
-    named = settings.pop("data_backend_config", None)
-    if named is None or not named.value:
-        return []
-    other = reading.beside(str(named.value))
-    if other is None:
-        notes.append(no_file("data_backend_config", named, "its folders are"))
-        return []
-    items = other.tree.get("", [])
-    sets = list(enumerate(items if isinstance(items, list) else []))
-    off = [one.get("disabled") or one.get("disable") for _, one in sets]
-    texts = [(one.get("id"), text) for (_, one), text in zip(sets, off, strict=True) if isinstance(text, str)]
-    notes += [
-        f"{other.file}: set {name}: left out, as SimpleTuner takes the text {text!r} for true" for name, text in texts
-    ]
-    on = [each for each, text in zip(sets, off, strict=True) if not text]
-    kinds = ("image", "", None, "eval")
-    folders = {one.get("id"): one.get("instance_data_dir") for _, one in on}
-    found = []
-    for i, one in on:
-        if one.get("dataset_type", "image") not in kinds:
-            continue
-        own = other.flat(one, ("", f"[{i}]"), whole=("conditioning",))
-        shown = own.pop("conditioning_data", None)
-        if shown is not None and shown.value:
-            names = shown.value if isinstance(shown.value, list) else [shown.value]
-            own["control"] = Setting([folders[name] for name in names if folders.get(name)], shown.place)
-        if own.pop("dataset_type", Setting("", "")).value == "eval":
-            own["validation"] = Setting(True, other.place(("", f"[{i}]")))
-        found.append(own)
-    return found
+    unpack_lycoris(reading, settings, notes)
+    name = _FAMILIES[family.value] if family else ""
+    return Source(name, settings, sets_of(reading, settings, notes, bool(facts_of(name).get("frame_stride"))), notes)
 
 
 def kind(value: Any, source: Source) -> Any:
@@ -342,6 +299,7 @@ _EDITS: Final = {
 
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
+        **OF_SIMPLETUNER,
         "pretrained_model_name_or_path": base_model,
         "text encoder": lambda v, s: NOTHING if v in ("", base_of(s)) else Lost(_A_FILE),
         "sides of Wan": lambda v, s: 64 if "5b" in str(s.get("model_flavour")) else 32,  # whatever the value is

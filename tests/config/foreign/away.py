@@ -45,10 +45,23 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "train.diff_output_preservation_multiplier": (0.5, {"train.diff_output_preservation": True}),
         "train.diff_output_preservation_class": ("cat", {"train.diff_output_preservation": True}),
         "train.blank_prompt_preservation_multiplier": (0.5, {"train.blank_prompt_preservation": True}),
+        "sample.fps": (12, {"sample.num_frames": 33}),
+        "set.fps": (12, {"num_frames": 33, "shrink_video_to_frames": False}),
+        "set.shrink_video_to_frames": (False, {"num_frames": 33}),
         "model.qtype": ("uint4", {"model.quantize": True}),
         "model.layer_offloading_transformer_percent": (0.5, {"model.layer_offloading": True}),
     },
+    "musubi-tuner": {
+        "weighting_scheme": ("cosmap", {}),
+        "model_version": ("edit-2511", {}),
+        "set.target_frames": ([33], {"video_directory": "/v"}),
+        "set.frame_extraction": ("chunk", {"video_directory": "/v"}),
+        "set.frame_stride": (9, {"video_directory": "/v", "frame_extraction": "slide"}),
+        "set.frame_sample": (1, {"video_directory": "/v", "frame_extraction": "uniform", "frame_sample": 2}),
+        "set.source_fps": (30.0, {"video_directory": "/v"}),
+    },
     "SimpleTuner": {
+        "framerate": (12, {"validation_num_video_frames": 33}),
         "hub_model_id": ("a/b", {"push_to_hub": True}),
         "model_card_private": (False, {"push_to_hub": True, "hub_model_id": "a/b"}),
         "tracker_project_name": ("zz", {"report_to": "wandb"}),
@@ -149,6 +162,7 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "normalize_masked_area_loss": (True, {"masked_training": True}),
     },
     "diffusion-pipe": {
+        "video_clip_mode": ("single_middle", {"frame_buckets": [33]}),
         "model.diffusion_model_dtype": ("float8", {}),
         "eval_every_n_examples": (8, {"eval_datasets": [{"name": "zz"}]}),
         "eval_datasets": ([{"name": "zz"}], {"eval_every_n_steps": 2}),
@@ -209,4 +223,4 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
 }
 """Program -> setting -> its value, where None tries the usual ones, and the settings beside it."""
 AWAY["kohya's GUI"] = AWAY["sd-scripts"]  # it makes arguments of sd-scripts
-AWAY["musubi-tuner"] = AWAY["sd-scripts"] | {"weighting_scheme": ("cosmap", {}), "model_version": ("edit-2511", {})}
+AWAY["musubi-tuner"] = AWAY["sd-scripts"] | AWAY["musubi-tuner"]

@@ -40,7 +40,7 @@ def counts(program: Program, row: Row, of_set: bool) -> bool:
     """Whether a value of the row's setting changes what is carried over or listed, for one of its families."""
     name = row.key.replace("*", "zz")
     given, beside = AWAY.get(program.name, {}).get(f"{'set.' * of_set}{row.key}", (None, {}))
-    for family in row.families or ("sdxl", "flux", "sd3"):
+    for family in row.families or ("sdxl", "flux", "sd3", "wan"):
         for own in ({"zz": 1} | beside,) if of_set else (None, beside):
             before = outcome(program, source_of(family, beside, own))
             for value in VALUES if given is None else (given,):
