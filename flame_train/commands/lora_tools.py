@@ -100,6 +100,8 @@ def convert(
     from flame_train.tools.verify import taken_by
 
     if to.startswith("comfyui"):
+        if skip_unknown:
+            raise typer.BadParameter(f"--skip-unknown goes with a LoRA, not with --to {to}")
         from flame_train.tools.int8_files import convert_base, describe_base
 
         result = convert_base(source, target, to, force).as_dict()

@@ -156,3 +156,5 @@ def test_what_cannot_be_written_is_refused(zimage: Path, tmp_path: Path, capsys:
     save_file(str(tmp_path / "lora.safetensors"), lora)
     assert cli.run(["convert", str(tmp_path / "lora.safetensors"), str(target), "--to", FORMATS[0], "--force"]) != 0
     assert "expected a base model of" in capsys.readouterr().err
+    assert cli.run(["convert", str(zimage), str(target), "--to", FORMATS[0], "--force", "--skip-unknown"]) != 0
+    assert "--skip-unknown goes with a LoRA" in capsys.readouterr().err
