@@ -18,7 +18,7 @@ from flame_train.engine.backend.cuda import hopper as tensor_map
 from flame_train.engine.backend.cuda.autotuner import AutotuneCache
 from flame_train.engine.backend.cuda.dual_gemm import DualGemm, Operands
 from flame_train.engine.backend.cuda.dual_gemm_tiles import Tile, by_rule, fits, making_by_rule
-from flame_train.engine.dtype import bfloat16, float16, float32
+from flame_train.engine.dtype import bfloat16, float16, float32, int8
 from flame_train.engine.mode import deterministic
 
 SIZES = st.integers(1, 1 << 15)
@@ -235,6 +235,25 @@ def test_what_layers_will_want_is_compiled_ahead(pairs: Any, gpu: Any, monkeypat
         begun, got = pairs._cubins.begun, set(pairs._cubins.texts)
         assert got <= begun
         assert len(begun) == (16 if splits == 1 else 24)
+
+
+def test_of_int8_products_only_the_way_that_is_asked_for_is_compiled_ahead(
+    pairs: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer reads its second operand by columns and does not rotate; its gradient reads it by rows and does."""
+    monkeypatch.setattr(pairs, "_autotuner", SimpleNamespace(fastest=lambda ways: 1))
+    empty = gpu.kernels.empty
+    rows, columns = empty((1024, 1280), int8), empty((2560, 1280), int8)
+    factors = empty((1024,), float32), None
+    low, up, out = empty((1024, 16), bfloat16), empty((16, 2560), bfloat16), empty((1024, 2560), bfloat16)
+    back = Operands(rows, columns.T, low, up, out, factors=factors, rotated=64)
+    forward = replace(back, b2=empty((2560, 16), bfloat16).T, rotated=0)
+    for x, more in ((forward, 4), (back, 4), (replace(back, rotated=256), 1), (replace(back, rotated=0), 4)):
+        before = len(pairs._cubins.begun)
+        with deterministic(False):
+            assert pairs.made(x, lambda _: None)
+        assert {*pairs._cubins.texts} <= pairs._cubins.begun
+        assert len(pairs._cubins.begun) == before + more
 
 
 def test_other_cards_have_other_kernels(gpu: Any, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@
 // of 16 bytes; RANK is 16, 32, 48 or 64. Sizes need not be multiples of a tile's.
 //
 // Where WHOLE, a and b are int8, b the transpose of an array, and their sums int32. Before the second product each is
-// multiplied by its row's and its column's factor, and columns are rotated by GROUPs (whole_sums.cuh). ACROSS is then said of
-// b2 alone, and RANK may be 0: without a second product. MADE is 0.
+// multiplied by its row's and its column's factor, and columns are rotated by GROUPs (whole_sums.cuh), without a bias. ACROSS is
+// then said of b2 alone, and RANK may be 0: without a second product. MADE is 0.
 //
 // A block has a tile of ROWS x COLUMNS at a time. Its first warpgroup fetches DEPTH columns of a and b at a time into STAGES
 // places, the CONSUMERS others multiply HIGH times 64 rows each. The two blocks of a cluster have tiles one below the other,
@@ -314,7 +314,7 @@ __device__ __forceinline__ void consume(
   at.next();
 #endif
   u32 buffers = smem.buffers(group);
-  if (added.bias)
+  if (!GROUP && added.bias)
     if (added.plus) finish<true, true>(sums, out, added, s, tile, buffers, group, more, a2, b2);
     else finish<true, false>(sums, out, added, s, tile, buffers, group, more, a2, b2);
   else if (added.plus) finish<false, true>(sums, out, added, s, tile, buffers, group, more, a2, b2);

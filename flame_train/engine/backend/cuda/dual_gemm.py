@@ -184,7 +184,7 @@ class DualGemm:
         self._autotuner = Autotuner(cupy, stream, tuning_for(int(cupy.cuda.Device().compute_capability)))
         self._multiprocessors, self._here = multiprocessors, compute_capability == 90
         self._chosen: dict[_Problem, Tile | None] = {}
-        self._ahead: set[tuple[int, DType, bool, int]] = set()
+        self._ahead: set[tuple[Any, ...]] = set()
         self._lock = threading.RLock()
 
     def made(self, x: Operands, otherwise: Callable[[Operands], None]) -> bool:
@@ -231,13 +231,15 @@ class DualGemm:
         return self._cubins.get(*_source_key(tile, x.across, x.rank, x.out.dtype, x.splits, *kind))
 
     def _compile_ahead(self, problem: _Problem) -> None:
-        """Compiles all tiles in parallel: the layers of one network need most of them, and each takes a second."""
+        """Compiles all tiles in parallel: the layers of one network need most of them, and each takes seconds."""
         rank, dtype, splits = problem.rank, problem.dtype, max(1, problem.making)
         kind = problem.whole, problem.rotated
-        if (rank, dtype, *kind) in self._ahead:
+        # Of int8 gradients alone are rotated, and they alone read b2 across: the other way is not needed.
+        ways = (problem.across,) if problem.whole else (False, True) if splits == 1 else (True,)
+        asked = (rank, dtype, problem.whole and ways, *kind)
+        if asked in self._ahead:
             return
-        self._ahead.add((rank, dtype, *kind))
-        ways = (False, True) if splits == 1 and rank else (splits > 1,)
+        self._ahead.add(asked)
         made = [] if problem.whole else [replace(t, thin=rank // splits) for t in MAKING]
         self._cubins.ahead(
             _source_key(tile, across, rank, dtype, splits if tile.thin else 1, *kind)
