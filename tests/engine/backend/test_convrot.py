@@ -19,7 +19,10 @@ ROWS = [(3, 16, 16), (5, 48, 16), (2, 320, 64), (3, 256, 256), (2, 768, 256), (1
 
 
 def test_rows_are_rotated_before_they_are_rounded(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of one packet a thread and of several, that share a block or not, and a part of their last packets."""
+    """Rows of one packet a thread and of several, that share a block or not, and a part of their last packets.
+
+    As they are stored, in 16 bits, and as they are computed from that.
+    """
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
     rng, k = np.random.default_rng(0), gpu.kernels
 
@@ -28,20 +31,24 @@ def test_rows_are_rotated_before_they_are_rounded(gpu: Any, compiled: Any, monke
         for n, width, group in ROWS:
             x, w = (rng.standard_normal((n, width)).astype(np.float32) for _ in range(2))
             on = flame.tensor(x, bfloat16, "cuda")
-            data, scales = encode(k, on.data, int8, None, "2.f * x", None, group)
+            plain, twice = (encode(k, on.data, int8, None, value, None, group) for value in ("x", "2.f * x"))
             stored = F.int8_quantize(flame.tensor(w), group)
-            back = F.scaled_dequantize(*(flame.tensor(s.numpy(), device="cuda") for s in stored), "float32", group)
-            made.append((2 * on.numpy().astype(np.float64), data.get(), scales.get(), stored, back.numpy(), group))
+            held = [flame.tensor(s.numpy(), device="cuda") for s in stored]
+            back = [F.scaled_dequantize(*held, dtype, group).numpy() for dtype in ("float32", "bfloat16")]
+            codes = [[each.get() for each in pair] for pair in (plain, twice)]
+            made.append((on.numpy().astype(np.float64), codes, stored, back, group))
         return made
 
     once()
     compiled.build()
-    for x, data, scales, stored, back, group in once():
+    for x, codes, stored, (back, short), group in once():
         turn = rotation(x.shape[1], group)
-        step = scales.view(np.float32)[:, None].astype(np.float64)
-        assert np.abs(data * step - x @ turn).max() <= 0.501 * step.max()
+        for by, (data, scales) in enumerate(codes, 1):
+            step = scales.view(np.float32)[:, None].astype(np.float64)
+            assert np.abs(data * step - by * x @ turn).max() <= 0.501 * step.max()
         numbers = stored[0].numpy() * stored[1].numpy().view(np.float32)[:, None].astype(np.float64)
         np.testing.assert_allclose(back, numbers @ turn, rtol=0, atol=2e-6 * np.abs(numbers).max())
+        np.testing.assert_allclose(short.astype(np.float64), numbers @ turn, rtol=2**-8, atol=1e-5 * numbers.max())
 
 
 @pytest.mark.parametrize("adds", [False, True])

@@ -291,7 +291,7 @@ __device__ __forceinline__ void consume(
   if (thread < 2) arrive_at(smem.empty + 8 * before, thread);
 #pragma unroll
   for (int i = 0; i < HIGH; i++)
-    if (GROUP > 16) rotate(sums[i]);
+    if (GROUP > 64) rotate(sums[i]);
 #endif
   Block more = {};
   if (added.plus) more = plus_at(added, s, tile.row, tile.column);

@@ -1,5 +1,5 @@
 // What becomes of a tile's whole sums of int8 products, in dual_gemm.cuh: factors of rows and columns, a rotation, and then
-// a second product. That is of warps: one of warpgroups would want registers of its own for sums that others have changed.
+// a second product. Both are of warps: one of warpgroups would want registers of its own for sums that others have changed.
 //
 // Contract: as there. A thread has of row `lane / 4`, and of that eight below, columns 8 j + lane % 4 * 2 and the next. GROUP
 // columns are rotated together (convrot.cuh), a divisor of the tile's; 0: none. Where they are, columns have no factors.
@@ -14,65 +14,17 @@ template <int STEP> __device__ __forceinline__ void rotate_own(float* x) {
   x[3 * STEP] = half - x[0], x[2 * STEP] = half - x[STEP], x[STEP] = b, x[0] = a;
 }
 
-// By a bit of a column's number that the thread has, whose values are x and y, and one that is bit LANE of its number.
-template <int LANE> __device__ __forceinline__ void rotate_shared(float& x, float& y) {
-  float half = x + y;
-  half = (half + __shfl_xor_sync(0xffffffffu, half, LANE)) * 0.5f;
-  const float of_x = half - __shfl_xor_sync(0xffffffffu, y, LANE), of_y = half - __shfl_xor_sync(0xffffffffu, x, LANE);
-  x = of_x, y = of_y;
-}
-
-// All columns of 64 rows, rotated by the bits of their numbers that a thread has, 4 to 7: floats in place of whole sums.
+// All columns of 64 rows, rotated by bits 6 and 7 of their numbers: floats in place of whole sums.
 template <int COUNT> __device__ __forceinline__ void rotate(int (&whole)[COUNT]) {
-  constexpr int MANY = GROUP > 64 ? 16 : 4;  // values, 8 apart, that are mixed
 #pragma unroll
-  for (int j = 0; j < COUNT; j += 8 * MANY)
+  for (int i = 0; i < COUNT / 4; i++) {
+    float x[4];
 #pragma unroll
-    for (int i = j; i < j + 8; i++) {
-      float x[MANY];
+    for (int k = 0; k < 4; k++) x[k] = static_cast<float>(whole[i + COUNT / 4 * k]);
+    rotate_own<1>(x);
 #pragma unroll
-      for (int k = 0; k < MANY; k++) x[k] = static_cast<float>(whole[i + 8 * k]);
-#pragma unroll
-      for (int k = 0; k < MANY; k += 4) rotate_own<1>(x + k);  // bits 4 and 5
-#pragma unroll
-      for (int k = 0; k < 4; k++)
-        if (MANY > 4) rotate_own<MANY / 4>(x + k);  // bits 6 and 7
-#pragma unroll
-      for (int k = 0; k < MANY; k++) whole[i + 8 * k] = __float_as_int(x[k]);
-    }
-}
-
-// 64 columns of 64 rows, by their factors and rotated by the other bits. Value 4 j + 2 h + e is of column e of group j, in row h.
-__device__ __forceinline__ void scaled(float (&sums)[32], const int* whole, const Factors& by, int row, int column, int m, int n) {
-  const int own = row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-  const float upper = own < m ? by.rows[own] : 0.f, lower = own + 8 < m ? by.rows[own + 8] : 0.f;
-#pragma unroll
-  for (int i = 0; i < 32; i += 4) {
-    const int first = column + 2 * i + threadIdx.x % 4 * 2;
-    float2 across = make_float2(1.f, 1.f);
-    if (by.columns && first < n) across = *reinterpret_cast<const float2*>(by.columns + first);
-#pragma unroll
-    for (int e = i; e < i + 4; e++) {
-      const float x = GROUP > 16 ? __int_as_float(whole[e]) : static_cast<float>(whole[e]);
-      sums[e] = x * (e & 2 ? lower : upper) * (e & 1 ? across.y : across.x);
-    }
+    for (int k = 0; k < 4; k++) whole[i + COUNT / 4 * k] = __float_as_int(x[k]);
   }
-  if (!GROUP) return;
-#pragma unroll
-  for (int i = 0; i < 32; i += 2) rotate_shared<1>(sums[i], sums[i + 1]);  // bits 0 and 1
-#pragma unroll
-  for (int i = 0; i < 32; i++)
-    if (!(i & 4)) rotate_shared<2>(sums[i], sums[i + 4]);  // bits 3 and 2
-}
-
-// Four 8 x 8 matrices from shared memory, each lane naming a row of one; TURNED: transposed.
-template <bool TURNED> __device__ __forceinline__ void take4(u32 (&x)[4], u32 row) {
-  if (TURNED)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row));
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row));
 }
 
 __device__ __forceinline__ void warp_product(float* c, const u32 (&a)[4], u32 b, u32 b2, __nv_bfloat16) {
@@ -84,6 +36,70 @@ __device__ __forceinline__ void warp_product(float* c, const u32 (&a)[4], u32 b,
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                "{%0, %1, %2, %3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(b2));
+}
+
+// Two entries, for columns k and k + 1, of the matrix of 16 rows that rotates by four bits: an entry depends on k ^ n alone.
+__device__ __forceinline__ u32 entries(int differing) {
+  u32 two = 0;
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    const int d = differing ^ e;
+    two |= ((d & 3) == 3) != (d >> 2 == 3) ? 0xbe80u << 16 * e : 0x3e80u << 16 * e;  // a quarter, in bf16
+  }
+  return two;
+}
+
+// 16 columns of 64 rows, as values 0 to 7 of a thread, rotated by the lowest four bits of their numbers: a product of the
+// warp's. A value goes into it as two of bf16, together to 2^-18 of it.
+__device__ __forceinline__ void rotate_16(float* x, u32 same, u32 other) {
+  u32 near[4], rest[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    near[i] = packed(x[2 * i], x[2 * i + 1], __nv_bfloat16());
+    const float upper = x[2 * i + 1] - __uint_as_float(near[i] & 0xffff0000u);
+    rest[i] = packed(x[2 * i] - __uint_as_float(near[i] << 16), upper, __nv_bfloat16());
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) x[i] = 0.f;
+  warp_product(x, rest, same, other, __nv_bfloat16());
+  warp_product(x + 4, rest, other, same, __nv_bfloat16());
+  warp_product(x, near, same, other, __nv_bfloat16());
+  warp_product(x + 4, near, other, same, __nv_bfloat16());
+}
+
+// 64 columns of 64 rows, by their factors and rotated by the other bits. Value 4 j + 2 h + e is of column e of group j, in row h.
+__device__ __forceinline__ void scaled(float (&sums)[32], const int* whole, const Factors& by, int row, int column, int m, int n) {
+  const int own = row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  const float upper = own < m ? by.rows[own] : 0.f, lower = own + 8 < m ? by.rows[own + 8] : 0.f;
+#pragma unroll
+  for (int i = 0; i < 32; i += 4) {
+    const int first = column + 2 * i + threadIdx.x % 4 * 2;
+    float2 across = make_float2(1.f, 1.f);
+    if (!GROUP && by.columns && first < n) across = *reinterpret_cast<const float2*>(by.columns + first);
+#pragma unroll
+    for (int e = i; e < i + 4; e++) {
+      const float x = GROUP > 64 ? __int_as_float(whole[e]) : static_cast<float>(whole[e]);
+      sums[e] = x * (e & 2 ? lower : upper) * (e & 1 ? across.y : across.x);
+    }
+  }
+  if (!GROUP) return;
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+    if (GROUP > 16) rotate_own<8>(sums + i);  // bits 4 and 5
+  const int lane = threadIdx.x % 32, differing = lane % 4 * 2 ^ lane / 4;
+  const u32 same = entries(differing), other = entries(differing ^ 8);
+#pragma unroll
+  for (int i = 0; i < 32; i += 8) rotate_16(sums + i, same, other);
+}
+
+// Four 8 x 8 matrices from shared memory, each lane naming a row of one; TURNED: transposed.
+template <bool TURNED> __device__ __forceinline__ void take4(u32 (&x)[4], u32 row) {
+  if (TURNED)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row));
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row));
 }
 
 // sums += a2 b2, in 64 columns from `column` on: 64 rows of a2, and b2 or its transpose as ACROSS says, in rows of 128 bytes

@@ -1,6 +1,6 @@
 // Whole numbers of 8 bits, -127 to 127, with a factor for each row; see int8.py.
 //
-// Contract: rounds to nearest, ties to even, what lies beyond to the end. NaN becomes anything: its row's factor says so.
+// Contract: inputs are at most 127, and round to nearest, ties to even. NaN becomes anything: its row's factor says so.
 #pragma once
 
 struct int8 { signed char value; };
@@ -13,5 +13,5 @@ __device__ __forceinline__ float int8_inverse(float largest) { return 127.f / fm
 
 __device__ __forceinline__ float to_float(int8 x) { return (float)x.value; }
 __device__ __forceinline__ void from_float(float x, int8& y) {
-  y.value = (signed char)(int)fminf(fmaxf(rintf(x), -127.f), 127.f);
+  y.value = (signed char)__float_as_int(__fadd_rn(x, 12582912.f));  // 1.5 * 2^23: the lowest bit is the unit
 }

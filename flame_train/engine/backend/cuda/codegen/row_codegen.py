@@ -14,6 +14,8 @@ from .row_tiling import RowTiling
 Names = tuple[tuple[str, DType], ...]
 ROTATED = 8
 """Elements of a packet where rows are rotated, as in convrot.cuh."""
+_BY_PRODUCTS = 256  # columns that are rotated together in convrot_products.cuh
+_PRODUCTS = '#include "backend/cuda/codegen/convrot_products.cuh"\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,16 @@ class RowText:
         self.vectors: list[str] = []
         self.totals = 0
         self.turned, self.late = False, _used_after_rotation(program) & self.rows.keys()
+        self.fast = "float" not in [*self.rows.values(), *self.tables.values(), *self.made.values()]
+        self.by_products = self.fast and program.rotates == _BY_PRODUCTS
+        self.first = "taken(lane)" if self.by_products else "lane"
 
     def source(self) -> str:
         """The whole text. Where the row fills all packets of all threads, its length is a constant of the kernel."""
         steps = "".join(map(self._step, group_reductions(self.program.steps)))
         outputs = self._outputs()
-        c, types = self.tiling, [*self.rows.values(), *self.tables.values(), *self.made.values()]
-        head = begin("float" not in types) + header_of(step.split()[0] for step in self.program.steps)
+        c, kinds = self.tiling, (step.split()[0] for step in self.program.steps)
+        head = begin(self.fast) + (_PRODUCTS if self.by_products else header_of(kinds))
         arguments = ", ".join(self._arguments())
         return f"""{head}extern "C" __global__ void __launch_bounds__({c.block}) rows({arguments}) {{
   const unsigned row = blockIdx.x * {c.rows} + threadIdx.x / {c.threads};
@@ -132,10 +137,11 @@ class RowText:
             name: f"    q_{name}[k] = *reinterpret_cast<const Packet<{t}, {w}>*>({places[name]} + p * {w});\n"
             for name, t in self.rows.items()
         }
-        loads = self._packets("".join(text for name, text in reads.items() if name not in self.late), "lane")
+        loads = self._packets("".join(text for name, text in reads.items() if name not in self.late), self.first)
         if group := self.program.rotates:
             late = "".join(reads[name] for name in self.rows if name in self.late)
-            held = f"  const int turned_lane = turned<{group}>(lane);\n{held}"
+            turned = "turned_by_products" if self.by_products else f"turned<{group}>"
+            held = f"  const int turned_lane = {turned}(lane);\n{held}"
             loads += self._packets(late, "turned_lane") if late else ""
         columns = self.signature.columns
         own = "".join(f"  const float {name} = live ? to_float(p_{name}[row]) : 0.f;\n" for name, _ in columns)
@@ -145,7 +151,7 @@ class RowText:
 
     def _packets(self, body: str, lane: str = "") -> str:
         """Writes `body` for every packet of the row that this thread has."""
-        first = lane or ("turned_lane" if self.turned else "lane")
+        first = lane or ("turned_lane" if self.turned else self.first)
         return f"""#pragma unroll
   for (int k = 0; k < {self.tiling.packets}; k++) {{
     const int p = {first} + k * {self.tiling.threads};
@@ -200,9 +206,13 @@ class RowText:
         if self.tiling.width != ROTATED:
             raise ValueError(f"a rotation of rows in packets of {self.tiling.width}, expected {ROTATED}")
         self.vectors, self.turned = [name], True
+        way = f"rotate<{group}>"
+        if self.by_products:  # a row of bf16 as it is needs no more than bf16 in the first product
+            plain = [n for n, t in self.rows.items() if t == "bf16" and f"row {of} = {n}" in self.program.steps]
+            way = f"rotate_by_products<{str(bool(plain)).lower()}>"
         return f"""  float (&v_{name})[{self.tiling.packets}][{ROTATED}] = v_{of};
 #pragma unroll
-  for (int k = 0; k < {self.tiling.packets}; k++) rotate<{group}>(v_{name}[k]);
+  for (int k = 0; k < {self.tiling.packets}; k++) {way}(v_{name}[k]);
 """
 
     def _totals(self, how: str, steps: Sequence[_Step]) -> str:
