@@ -105,7 +105,8 @@ class ModelSection(Section):
     arithmetic: Literal["bf16", "fp8", "int8"] = field(
         "bf16",
         "number format of their products, that of model.quantize; fp8: faster and less exact, on compute capability "
-        "9.0 (H100, H200); int8, also with int8-convrot: the same on 8.0 and later (A100, RTX 3090). "
+        "9.0 (H100, H200) and 12 (RTX 5090, where it has not run yet); int8, also with int8-convrot: the same on 8.0 "
+        "and later (A100, RTX 3090). "
         "bf16: that of train.precision",
     )
     offload: Literal["off", "auto"] | Annotated[float, Field(gt=0, le=1)] | tuple[str, ...] = field(

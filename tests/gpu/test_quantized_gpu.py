@@ -132,7 +132,7 @@ def test_a_product_of_int8_with_its_lora_is_what_both_are(
         added, beside = (out if adds else None), (bias if adds and not group else None)
         x = Operands(rows, columns.T, a2, b2, out, 1, beside, added, factors=factors, rotated=group)
         assert x.fit()
-        kernels._in_int32(x) if tile is None else kernels.dual_gemms.run(tile, x)
+        kernels._from_sums(x) if tile is None else kernels.dual_gemms.run(tile, x)
         found[tile and (tile.consumers, tile.columns)] = float(
             xp.linalg.norm(out.astype(np.float64) - exact) / xp.linalg.norm(exact)
         )

@@ -18,6 +18,7 @@ from ..backend import Backend, get_backend
 from ..checkpoint import rematerialize
 from ..dtype import Array, DType, as_dtype, float32, uint32
 from ..ops.linear.convrot import GROUPS
+from ..ops.linear.e4m3 import multiplied
 from ..ops.linear.nf4 import BLOCK, DYNAMIC, NESTED_BLOCK, NORMAL
 from ..tensors.tensor import Frozen, Tensor
 
@@ -63,7 +64,7 @@ class Storage:
         """Raises unless `device` multiplies in this format for activations of `dtype`.
 
         ConfigError if activations are wider than 16 bits on a GPU. EnvironmentFault if its compute capability is not
-        9.0 for e4m3, which alone has products of it with a factor for each row, or below 8.0 for int8.
+        9.0 or 12 for e4m3, which alone have products of it with a factor for each row, or below 8.0 for int8.
         """
         k = get_backend(device).kernels if self.dynamic else None
         if k is None:
@@ -73,11 +74,13 @@ class Storage:
                 f'products in {self.format} on a GPU need precision "bf16" or "fp16", got "{as_dtype(dtype).name}"'
             )
         found = f"{k.compute_capability // 10}.{k.compute_capability % 10}"
-        if self.format == "fp8" and k.compute_capability != 90:
+        if self.format == "fp8" and not multiplied(k.compute_capability):
             raise EnvironmentFault(
-                "products in fp8 need a GPU of compute capability 9.0, such as H100 and H200, "
+                "products in fp8 need a GPU of compute capability 9.0, such as H100, or 12, such as RTX 5090, "
                 f'found {found}; use model.arithmetic = "int8" with model.quantize = "int8", or "bf16"'
             )
+        if self.format == "fp8":
+            _ = k.scales_blocks  # says now, before the first step, if this card's products are slow
         if self.whole and k.compute_capability < 80:
             raise EnvironmentFault(
                 "products in int8 need a GPU of compute capability 8.0 or later, such as A100 and RTX 3090, "

@@ -103,8 +103,13 @@ def test_without_a_bias_there_is_no_other_way(gpu: Any, monkeypatch: pytest.Monk
         F.scaled_linear(*operands()[:3], dynamic=True)
 
 
-@pytest.mark.parametrize(("capability", "chosen"), [("89", "reference"), ("90", "scaled"), ("100", "reference")])
-def test_a_factor_a_row_is_hoppers(gpu: Any, capability: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+CARDS = [("89", "reference"), ("90", "scaled"), ("100", "reference"), ("120", "scaled")]
+
+
+@pytest.mark.parametrize(("capability", "chosen"), CARDS)
+def test_a_factor_a_row_needs_one_of_two_cards(
+    gpu: Any, capability: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = operands()
     monkeypatch.setattr(type(given[0].data).device, "compute_capability", capability)
     monkeypatch.setattr(gpu.kernels, "compute_capability", int(capability))

@@ -14,6 +14,7 @@ from ..shapes.driver import Gpu
 from ..shapes.pool import GRAIN
 from ..shapes.shape_namespace import ShapeNamespace
 from .autotuner import AutotuneCache
+from .block_scales import SINCE
 from .device import CudaBackend
 from .dual_gemm import DualGemm, Operands
 from .dual_gemm_tiles import Tile
@@ -80,12 +81,13 @@ class Products:
         plus: Array | None = None,
         gelu: Gelu | None = None,
         scales: tuple[Array, Array] | None = None,
+        blocks: bool = False,
     ) -> None:
         """Counts 2 M N K for each matrix.
 
         Args:
             a, b, out: the factors and the result, (..., M, K), (..., K, N) and (..., M, N).
-            bias, alpha, plus, gelu, scales: as in `CublasLt.product`; they change no count.
+            bias, alpha, plus, gelu, scales, blocks: as in `CublasLt.product`; they change no count.
         """
         flops = 2 * out.size * a.shape[-1]
         self._launch_hooks.multiplied(PRODUCTS, flops)
@@ -160,6 +162,10 @@ class ShapeLauncher(Launcher):
         self._made = Modules(self.traffic)
         super().__init__(cupy, stream, self._made)
         self.launch_hooks.flops = Flops()
+
+    @cached_property
+    def scales_blocks(self) -> bool:
+        return self.compute_capability >= SINCE
 
     @cached_property
     def cublaslt(self) -> Any:

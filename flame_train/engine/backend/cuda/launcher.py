@@ -12,6 +12,7 @@ import numpy as np
 from ...dtype import Array, DType, float32
 from ..base import same_place
 from ..cupy_calls import CupyCall
+from .block_scales import BlockScales
 from .codegen.column_reduce import Columns
 from .codegen.elementwise import Elementwise
 from .codegen.moments import Moments
@@ -92,7 +93,7 @@ class Launcher(Products):
         self.compute_capability = int(device.compute_capability)
         self.tuning = tuning_for(self.compute_capability)
         self.elementwise, self.transposes = Elementwise(cupy, self._modules), Transposes(self._modules)
-        self.scalars = Scalars(self._modules)
+        self.scalars, self.block_scales = Scalars(self._modules), BlockScales(cupy, self._modules)
         self.rows = Rows(cupy, self._modules, self.tuning)
         self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
         self.row_sums = RowSums(cupy, self._modules, self.rows, self.columns, self.multiprocessors)

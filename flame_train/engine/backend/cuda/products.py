@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from ...dtype import Array, DType, float32, float64, int8, int32
+from ...dtype import Array, DType, float32, float64, int8, int32, uint32
 from .arrays import Arrays
 from .autotuner import AutotuneCache, default_folder
+from .block_scales import BLOCK, SINCE, BlockScales, lacking
 from .codegen.kernel_ir import Operands as Rowwise
 from .codegen.kernel_ir import Program, Table
 from .codegen.rows import Rows
@@ -25,8 +27,10 @@ ScaledRows = tuple[Array, Array | None]
 LowRank = tuple[Array, Array, int]
 """a2 (M, parts R), b2 (R, N), and how many equal parts of N columns have columns of a2 of their own."""
 
+_LOG = logging.getLogger(__name__)
+
 _SUMS_BYTES = 32 << 20
-"""Of a product's sums in int32 that lie in memory at once: what the cache of a large card keeps until they are read."""
+"""Of a product's sums that lie in memory at once: what the cache of a large card keeps until they are read."""
 _ROWS_OF_SUMS = 256
 """Their rows come in multiples of this, as many as a few tiles of a product have."""
 
@@ -39,6 +43,7 @@ class Products(Arrays):
     launch_hooks: LaunchHooks
     multiprocessors: int
     compute_capability: int
+    block_scales: BlockScales
     _biased_apart: set[tuple[int, ...]]
     """Shapes of 8-bit products without an algorithm for a bias."""
 
@@ -67,6 +72,18 @@ class Products(Arrays):
             self.multiprocessors,
             self.compute_capability,
         )
+
+    @cached_property
+    def scales_blocks(self) -> bool:
+        """Whether products of e4m3 are scaled by blocks; of two ways on compute capability 12 the faster one."""
+        if self.compute_capability < SINCE:
+            return False
+        problem = lacking(self.xp, self._by_blocks, self._from_sums)
+        if problem:
+            _LOG.warning(
+                "products in fp8 scaled by blocks are not used: %s; plain ones are, which take longer here", problem
+            )
+        return not problem
 
     def matmul(
         self,
@@ -150,16 +167,30 @@ class Products(Arrays):
         (rows, row_scales), (columns, column_scales) = a, b
         flat = out.reshape(-1, len(columns))
         added = flat if plus is out else None if plus is None else self.contiguous(plus).reshape(flat.shape)
+        by, across = (None if s is None else s.view(float32) for s in (row_scales, column_scales))
+        hidden, up, parts = low or (None, None, 1)
+        x = Operands(rows, columns.T, hidden, up, flat, parts, bias, added, factors=(by, across), rotated=rotated)
         if rows.dtype == int8:
-            by, across = (None if s is None else s.view(float32) for s in (row_scales, column_scales))
-            hidden, up, parts = low or (None, None, 1)
-            x = Operands(rows, columns.T, hidden, up, flat, parts, bias, added, factors=(by, across), rotated=rotated)
-            if not self.dual_gemms.made(x, self._in_int32):
-                self._in_int32(x)
-            return
-        product = partial(self.cublaslt.product, rows, columns.T, flat, plus=added, scales=(row_scales, column_scales))
-        self._with_bias(product, (*rows.shape, len(columns)), flat, bias)
-        self._add_low_rank(flat, *(low or (None, None, 1)))
+            if not self.dual_gemms.made(x, self._from_sums):
+                self._from_sums(x)
+        elif self.compute_capability < SINCE:
+            self._scaled(x, (row_scales, column_scales))
+        elif self.scales_blocks and not rows.shape[1] % BLOCK:
+            self._by_blocks(x)
+        else:
+            self._from_sums(x)
+
+    def _by_blocks(self, x: Operands) -> None:
+        """Computes a product of e4m3 whose scales stand for blocks, all of a row's alike."""
+        assert x.factors is not None
+        scales = [self.block_scales(f.view(uint32), x.a.shape[1]) for f in x.factors if f is not None]
+        self._scaled(x, (scales[0], scales[1]), blocks=True)
+
+    def _scaled(self, x: Operands, scales: tuple[Array, Array], blocks: bool = False) -> None:
+        """Computes a product of e4m3 that cuBLASLt scales: by a factor a row, or by `blocks`."""
+        product = partial(self.cublaslt.product, x.a, x.b, x.out, plus=x.plus, scales=scales, blocks=blocks)
+        self._with_bias(product, (*x.a.shape, x.out.shape[1]), x.out, x.bias)
+        self._add_low_rank(x.out, x.a2, x.b2, x.parts)
 
     def _with_bias(self, product: Callable[..., None], shape: tuple[int, ...], out: Array, bias: Array | None) -> None:
         """Makes a product of 8 bits of this shape, and adds `bias`, if there is one, in it or after it."""
@@ -172,8 +203,8 @@ class Products(Arrays):
         if bias is not None:
             self.elementwise(("x + bias",), {"x": out, "bias": bias}, (out.dtype,), out=(out,))
 
-    def _in_int32(self, x: Operands) -> None:
-        """Computes a product of int8 by parts of the rows: sums in int32, then factors and the rest in one pass."""
+    def _from_sums(self, x: Operands) -> None:
+        """Computes a product of 8 bits by parts of the rows: sums in 32 bits, then factors and the rest in one pass."""
         assert x.factors is not None
         by, across = x.factors[0], {} if x.factors[1] is None else {"across": x.factors[1]}
         further = {} if x.bias is None else {"bias": x.bias}
@@ -182,7 +213,7 @@ class Products(Arrays):
         step = max(_ROWS_OF_SUMS, _SUMS_BYTES // (4 * columns) // _ROWS_OF_SUMS * _ROWS_OF_SUMS)
         for first in range(0, rows, step):
             part = slice(first, first + step)
-            sums = self.empty(x.out[part].shape, int32)
+            sums = self.empty(x.out[part].shape, int32 if x.a.dtype == int8 else float32)
             self.cublaslt.product(x.a[part], x.b, sums)
             given = {"sums": sums} | ({} if x.plus is None else {"plus": x.plus[part]})
             out = (x.out[part],)

@@ -22,6 +22,11 @@ _LIMIT: Final = 100  # factors lie between 2^-100 and 2^100
 _VALUES: Final = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
 
+def multiplied(capability: int) -> bool:
+    """Tells whether cards of this compute capability multiply rows with factors: 9.0 (H100), and 12 (RTX 50)."""
+    return capability == 90 or capability // 10 == 12
+
+
 def decoded(xp: Namespace, data: Array, dtype: DType) -> Array:
     """Returns the numbers that e4m3 data hold, not yet multiplied by their rows' factors."""
     return xp.asarray(_VALUES.astype(dtype))[data]

@@ -189,8 +189,8 @@ def products(input: Array, data: Array, dynamic: bool, *others: Array | None) ->
     if input.ndim < 2 or input.size == 0 or any(n % 16 or n > LONGEST for n in data.shape):
         return f"a weight of shape {tuple(data.shape)}: expected multiples of 16, up to {LONGEST}"
     capability = int(input.device.compute_capability)
-    if data.dtype == uint8 and capability != 90:
-        return "a factor a row of e4m3 needs compute capability 9.0"
+    if data.dtype == uint8 and not e4m3.multiplied(capability):
+        return "a factor a row of e4m3 needs compute capability 9.0 or 12"
     if capability < 80:
         return "products of int8 need compute capability 8.0"
     return conditions.same(conditions.LOW, input, *others)

@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from .....errors import DeviceFault, EnvironmentFault
-from ....dtype import Array, DType, bfloat16, float16, float32, float64, int8, int32, uint8
+from ....dtype import Array, DType, bfloat16, float16, float32, float64, int8, int32
 from ....mode import mode
 from ..autotuner import AutotuneCache, Autotuner
 from ..launch_hooks import LaunchHooks
@@ -79,6 +79,8 @@ class _Problem(NamedTuple):
     """That of all pointers, in bytes."""
     measured: bool
     tf32: bool
+    scaling: int
+    """cublasLtMatmulMatrixScale_t; 0: no scales."""
 
 
 class _Plan:
@@ -118,6 +120,7 @@ class CublasLt:
         plus: Array | None = None,
         gelu: Gelu | None = None,
         scales: tuple[Array, Array] | None = None,
+        blocks: bool = False,
     ) -> None:
         """out = alpha * a @ b (+ plus) (+ bias along the last dim), or what `gelu` makes of that.
 
@@ -125,7 +128,8 @@ class CublasLt:
         the item size. The rows of `out` and `plus` are dense. `plus` has out's dtype, and may be `out` itself.
 
         With `scales`, fp32 (M,) and (N,), `a` and `b` are e4m3 numbers in uint8, both dense along K, a multiple of
-        16. Each element of the product is scaled by its row's and its column's factor.
+        16. Each element of the product is scaled by its row's and its column's factor. With `blocks` they are what
+        `BlockScales` makes of these. Without `scales` such numbers are multiplied as they are.
 
         Where `a` and `b` are int8, they are dense along K in the same way. `out` is int32 and the product is exact.
         `alpha` is 1, and there is no other operand.
@@ -142,6 +146,7 @@ class CublasLt:
             plus: an addend of the result's shape, or None.
             gelu: an epilogue, or None.
             scales: factors of rows and columns, fp32 (M,) and (N,), or None.
+            blocks: whether scales are tiles of blocks' scales.
         """
         batch = out.shape[0] if out.ndim == 3 else 1
         added = out if plus is None else plus
@@ -159,6 +164,7 @@ class CublasLt:
             16 if all(p % 16 == 0 for p in pointers) else a.itemsize,
             not mode().deterministic,
             a.dtype == float32 and mode().float32_precision == "high",
+            0 if scales is None else abi.BLOCKS_OF_32 if blocks else abi.A_FACTOR_A_ROW,
         )
         scale = _scales(a.dtype, alpha, plus is not None)
         with self._lock:
@@ -223,8 +229,8 @@ class CublasLt:
             self._set(description, abi.EPILOGUE, ctypes.c_uint32(p.epilogue))
         if p.epilogue & abi.BIAS:
             self._set(description, abi.BIAS_TYPE, ctypes.c_int32(abi.TYPE[p.out_dtype]))
-        if p.dtype == uint8:
-            self._scaled(description, p.out_dtype)
+        if p.scaling:
+            self._scaled(description, p.out_dtype, p.scaling)
         if p.hidden_row:
             self._set(description, abi.AUX_ROW, ctypes.c_int64(p.hidden_row))
         a = self._layout(p.dtype, p.a.rows, p.a.cols, p.a.ld, p.batch, p.a.batch_stride)
@@ -234,8 +240,8 @@ class CublasLt:
         self._plans[p] = plan = _Plan(p, description, a, b, c, d)
         return plan
 
-    def _scaled(self, description: int, out_dtype: DType) -> None:
-        """Asks for a scale for each row, and for bf16 results for fast accumulation.
+    def _scaled(self, description: int, out_dtype: DType, scaling: int) -> None:
+        """Asks for a scale for each row or block, and for bf16 results for fast accumulation.
 
         That keeps fewer bits of a sum, which matters less than the rounding to bf16.
         """
@@ -244,8 +250,8 @@ class CublasLt:
                 f"products in fp8 need cuBLAS 12.9 or newer, found {self._version}; install it, "
                 'or use model.arithmetic = "bf16"'
             )
-        self._set(description, abi.A_SCALED, ctypes.c_int32(abi.A_FACTOR_A_ROW))
-        self._set(description, abi.B_SCALED, ctypes.c_int32(abi.A_FACTOR_A_ROW))
+        self._set(description, abi.A_SCALED, ctypes.c_int32(scaling))
+        self._set(description, abi.B_SCALED, ctypes.c_int32(scaling))
         self._set(description, abi.QUICK_SUMS, ctypes.c_int8(out_dtype == bfloat16))
 
     def _layout(self, dtype: DType, rows: int, cols: int, ld: int, batch: int, stride: int) -> int:
