@@ -68,7 +68,7 @@ def optimizer(value: Any, source: Source) -> Any:
     from flame_train.config.keys import keys
 
     key = keys()["optimizer.name"]
-    name = str(value).rsplit(".", 1)[-1].lower()
+    name = str(value).rsplit(".", 1)[-1].lower().removeprefix("torch-")  # which SimpleTuner writes
     if name in key.choices:
         return name
     ours = _OPTIMIZERS.get(name) or key.known.get(name)

@@ -64,6 +64,10 @@ def imported(folder: Path, files: dict[str, str], **given: Any) -> dict[str, Any
 
 
 MEANT = {
+    "SimpleTuner counts text encoders, and calls PyTorch's optimizers by its name": (
+        tuner(text_encoder_1_precision="no_change", text_encoder_2_precision="int8-quanto", optimizer="torch-adamw"),
+        {"text_encoders.precision": "int8", "optimizer.name": "adamw"},
+    ),
     "a step of ai-toolkit is a batch": (
         {"j.yaml": job(", gradient_accumulation_steps: 4", rest="      save: {save_every: 400}\n")},
         {"train.steps": 500, "gradient.accumulation": 4, "checkpoint.every": 100, "sample.every": 25},
