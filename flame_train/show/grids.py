@@ -117,8 +117,8 @@ def cropped(raw: bytes, boxes: Sequence[Box], side: int, kind: str) -> list[byte
         with Image.open(io.BytesIO(raw)) as image:
             parts, shown = [list[Image.Image]() for _ in boxes], list[int]()
             for frame in ImageSequence.Iterator(image):
-                shown.append(int(frame.info.get("duration", 0)))
-                whole = frame.convert("RGB")
+                whole = frame.convert("RGB")  # a WebP's frame has its time once it is decoded
+                shown.append(int(whole.info.get("duration", 0)))
                 for part, box in zip(parts, boxes, strict=True):
                     part.append(_small(whole.crop(box), side))
     except (ValueError, SyntaxError, Image.DecompressionBombError) as error:

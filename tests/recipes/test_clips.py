@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from flame_train import cli
 from flame_train.data import clips as of_clips
@@ -181,6 +181,8 @@ def test_a_grid_of_clips_plays_them_together_and_cuts_them_apart() -> None:
     assert len(found) == 6
     assert found[0].shape == (32, 32, 3)
     places = [frame[14].astype(int).max(-1).argmax() for frame in found]
+    with Image.open(io.BytesIO(part)) as image:
+        assert [frame.load() and frame.info["duration"] for frame in ImageSequence.Iterator(image)] == [100] * 6
     assert places == sorted(places)
     assert places[-1] > places[0] + 3
 
