@@ -7,6 +7,7 @@ WANDB_MODE=offline keeps it all in the run folder, from which `wandb sync` sends
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import math
 import os
@@ -20,11 +21,12 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 from flame_train.config.keys import keys
-from flame_train.data.grid import places, png
+from flame_train.data.grid import places
 from flame_train.disk.atomic_write import write_atomically
 
 _LOG = logging.getLogger(__name__)
 _GIB: Final = 2**30
+_CLIP_SIDE: Final = 480  # pixels: the longer side of a clip, whose GIF is large
 
 
 class Tracker(ABC):
@@ -44,7 +46,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def show(self, step: int, images: Mapping[str, bytes]) -> None:
-        """Shows sample images, PNGs by their names."""
+        """Shows sample images, PNGs or GIFs by their names."""
 
     @abstractmethod
     def close(self) -> None:
@@ -106,19 +108,34 @@ def curves(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def images_of(grid: Path, prompts: Sequence[str]) -> dict[str, bytes]:
-    """Cuts a sample grid into PNGs, by number and prompt; the whole grid if its images have several sizes."""
-    import numpy as np
-    from PIL import Image
+    """Cuts a sample grid into PNGs, by number and prompt; the whole grid if its images have several sizes.
+
+    Clips become animated GIFs, shrunk to `_CLIP_SIDE`.
+    """
+    from PIL import Image, ImageSequence
 
     with Image.open(grid) as image:
-        sheet = np.asarray(image.convert("RGB"))
-    boxes = places((sheet.shape[0], sheet.shape[1]), len(prompts))
-    if not boxes:
-        return {"samples": png(sheet)}
-    return {
-        f"samples/{i:02} {prompt}": png(sheet[top : top + h, left : left + w])
-        for i, ((top, left, h, w), prompt) in enumerate(zip(boxes, prompts, strict=True), 1)
-    }
+        whole, clip = (0, 0, image.height, image.width), getattr(image, "n_frames", 1) > 1
+        boxes = places(whole[2:], len(prompts))
+        parts = [list[Image.Image]() for _ in boxes or (whole,)]
+        times = []
+        for frame in ImageSequence.Iterator(image):
+            sheet = frame.convert("RGB")  # a WebP's frame has its time once it is decoded
+            times.append(sheet.info.get("duration", 0))
+            for part, (top, left, height, width) in zip(parts, boxes or (whole,), strict=True):
+                part.append(sheet.crop((left, top, left + width, top + height)))
+                if clip:
+                    part[-1].thumbnail((_CLIP_SIDE, _CLIP_SIDE))
+    names = [f"samples/{i:02} {prompt}" for i, prompt in enumerate(prompts, 1)] if boxes else ["samples"]
+    return {name: _as_file(part, times) for name, part in zip(names, parts, strict=True)}
+
+
+def _as_file(frames: Sequence[Any], times: Sequence[int]) -> bytes:
+    buffer = io.BytesIO()
+    first, *more = frames
+    animated = {"append_images": more, "save_all": True, "duration": list(times), "loop": 0} if more else {}
+    first.save(buffer, "GIF" if more else "PNG", **animated)
+    return buffer.getvalue()
 
 
 _FLUSHED_EVERY_S: Final = 10.0  # it waits for the disk
@@ -192,8 +209,6 @@ class TensorBoard(Tracker):
 
 
 def _image(raw: bytes) -> Any:
-    import io
-
     from PIL import Image
     from tensorboardX.proto.summary_pb2 import Summary
 
@@ -253,18 +268,19 @@ class WeightsAndBiases(Tracker):
 
     def show(self, step: int, images: Mapping[str, bytes]) -> None:
         """Shows sample images; those of step 0 come before the first point."""
-        import io
-
         import wandb
         from PIL import Image
 
-        self._run.log(
-            {name: wandb.Image(Image.open(io.BytesIO(raw)), caption=name) for name, raw in images.items()}, step=step
-        )
+        def shown(name: str, raw: bytes) -> Any:
+            if raw.startswith(b"GIF"):
+                return wandb.Video(io.BytesIO(raw), caption=name, format="gif")
+            return wandb.Image(Image.open(io.BytesIO(raw)), caption=name)
+
+        self._run.log({name: shown(name, raw) for name, raw in images.items()}, step=step)
 
     def close(self) -> None:
         """Sends what is left; offline it says nothing of it."""
-        self._run.finish(quiet=True)
+        self._run.finish()
 
 
 def _without_folders(config: Mapping[str, Any]) -> dict[str, Any]:
