@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from flame_train.engine import nn
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.registry import FAMILIES
+from flame_train.models.zimage.names import transformer_to_diffusers
 from flame_train.tools.int8_files import FORMATS, convert_base
 from flame_train.tools.verify import verify
 from tests.recipes.bases import arrays_of, options, small_base, trainer
@@ -133,6 +135,17 @@ def test_verify_says_which_comfyui_reads_it(written: tuple[str, Path], tmp_path:
         (reader,) = verify(tmp_path / "other.safetensors")
         assert (reader.verdict, len(reader.left)) == ("no", 1)
         assert reader.left[0].startswith(layer.removesuffix(".comfy_quant"))
+
+
+def test_the_names_of_diffusers_are_refused(
+    zimage: Path, tmp_path: Path, renamed: Callable[..., dict[str, np.ndarray]]
+) -> None:
+    """ComfyUI knows no int8 below them."""
+    prefix = "model.diffusion_model."
+    native = {n.removeprefix(prefix): a for n, a in arrays_of(zimage).items() if n.startswith(prefix)}
+    save_file(str(tmp_path / "transformer.safetensors"), renamed(transformer_to_diffusers(), native))
+    with pytest.raises(ModelFileError, match=r"expected the names of ComfyUI's own files, such as .*, got"):
+        convert_base(tmp_path / "transformer.safetensors", tmp_path / "out.safetensors", FORMATS[0])
 
 
 def test_what_cannot_be_written_is_refused(zimage: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
