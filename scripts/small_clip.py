@@ -49,6 +49,7 @@ COLOURS: Final = {"red": (230, 60, 50), "green": (60, 200, 80), "blue": (70, 90,
 _PICK, _LEVEL, _NOISE, _DROP = 40, 41, 42, 43  # streams of random numbers
 _LOUD: Final = 20.0  # a constant beside which data hardly change a norm
 _SPREAD: Final = 0.45  # of colours less the ground
+_SHIFT: Final = 3.0  # of noise levels: where a square lies, in all frames, is decided at the noisiest
 _GROUND: Final = (24 / 127.5 - 1,) * 3
 
 
@@ -166,6 +167,7 @@ def train_denoiser(
         rng = Rng(backend.xp, 2, training.step_number, samples)
         rows, level = rng.randint(_PICK, count), rng.uniform(_LEVEL, (1, 1, 1, 1))
         x0, noise = data[rows], rng.normal(_NOISE, data.shape[1:])
+        level = np.float32(_SHIFT) * level / (np.float32(1.0) + np.float32(_SHIFT - 1.0) * level)
         words = captions[rows] * (rng.uniform(_DROP, (1, 1)) > np.float32(0.1)).astype(np.float32)
         noised = (np.float32(1.0) - level) * x0 + level * noise
         found = network(Tensor(noised), Tensor(level.reshape(-1) * np.float32(1000.0)), Tensor(words))
