@@ -281,16 +281,20 @@ def _animation(data: bytes, found: str, name: str) -> Iterator[Frame]:
     with Image.open(io.BytesIO(data), formats=[found]) as image:
         if image.width * image.height > MAX_FRAME_PIXELS:
             raise _too_large(name)
-        time = Fraction(0)
+        time, times, last = Fraction(0), list[Fraction](), None
         for number in range(MAX_FRAMES + 1):
             try:
                 image.seek(number)
             except EOFError:
-                return
-            yield Frame(time, (image.height, image.width), partial(to_rgb, image.copy(), name, WHITE, []))
+                break
+            last = Frame(time, (image.height, image.width), partial(to_rgb, image.copy(), name, WHITE, []))
+            yield last
             # browsers give a frame that says at most 10 ms a tenth of a second
             shown = int(image.info.get("duration") or 0)
-            time += Fraction(shown if shown > 10 else 100, 1000)
+            times.append(Fraction(shown if shown > 10 else 100, 1000))
+            time += times[-1]
+        if last is not None and times[-1] >= 2 * min(times):  # encoders make one frame of equal ones
+            yield Frame(time - min(times), last.size, last.pixels)
 
 
 def _video(data: bytes, found: str, name: str) -> Iterator[Frame]:

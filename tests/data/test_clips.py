@@ -203,6 +203,18 @@ def test_an_animation_of_60_frames_a_second_is_a_second_long() -> None:
     assert found.seconds == pytest.approx(1 - 0.017, abs=0.002)
 
 
+@pytest.mark.parametrize("kind", ["gif", "webp"])
+def test_an_animation_that_rests_at_its_end_is_as_long_as_it_is_shown(kind: str) -> None:
+    """Encoders make one frame of equal ones, which is shown for longer."""
+    first, *more = (Image.fromarray(drawn(min(number, 4))) for number in range(12))
+    buffer = io.BytesIO()
+    first.save(buffer, kind, save_all=True, append_images=more, duration=40)
+    found = probe_clip(buffer.getvalue(), "clip")
+    assert found is not None
+    assert found.seconds == pytest.approx(11 * 0.04)
+    assert left_edges(buffer.getvalue(), Span(0, 12, 25)) == [0, 1, 2, 3, *[4] * 8]
+
+
 @pytest.mark.parametrize(
     ("limit", "match"),
     [
