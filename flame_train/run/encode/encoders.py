@@ -113,7 +113,7 @@ def cut(keys: Sequence[_T], size: int) -> list[Sequence[_T]]:
 
 _Item = TypeVar("_Item")
 _Ready = TypeVar("_Ready")
-READERS: Final = 8
+READERS: Final = min(8, os.cpu_count() or 1)
 """Threads that read, or write, at most."""
 _AHEAD = 32  # captions or images, of at most 12 MiB each
 _AHEAD_PIXELS = 1 << 26
@@ -211,7 +211,7 @@ class Pipeline(Generic[_Item, _Ready]):
 @contextmanager
 def _threads() -> Iterator[ThreadPoolExecutor]:
     """Starts threads that end with the block; what they have not begun by then is left."""
-    pool = ThreadPoolExecutor(min(READERS, os.cpu_count() or 1))
+    pool = ThreadPoolExecutor(READERS)
     try:
         yield pool
     finally:
