@@ -147,6 +147,21 @@ def autoencoder(arch: VaeArch) -> dict[str, Array]:
     return made
 
 
+def begin(network: Any, device: str) -> None:
+    """Has the head undo the embedding of tokens, and the blocks add nothing, where training begins."""
+    backend, arch = get_backend(device), network.arch
+    # (c, h, w) of a token in the embedding, (h, w, c) in the head
+    embedding = np.linalg.qr(np.random.default_rng(8).standard_normal((arch.width, 4 * arch.channels)))[0]
+    head = embedding.reshape(-1, arch.channels, 2, 2).transpose(2, 3, 1, 0).reshape(-1, arch.width)
+    given = {"patch_embedding.weight": embedding.reshape(-1, arch.channels, 1, 2, 2), "head.head.weight": head}
+    for name, part, attribute, _ in network.named_specs():
+        data = getattr(part, attribute).data
+        if name in given:
+            data[...] = backend.to_device(given[name].astype(np.float32))
+        elif re.search(r"time_projection|cross_attn\.o\.|modulation", name):
+            data[...] = 0.0
+
+
 def train_denoiser(
     network: Any, vae: Vae, sets: Sequence[Array], words: Array, seconds: float, device: str, batch: int
 ) -> None:
@@ -208,6 +223,7 @@ def write_base(
     for caption, a in zip(known, arrays, strict=True):
         rows[caption][: len(a["t5"])] = a["t5"]
     network = model.denoiser.load(device=device, dtype="fp32")
+    begin(network, device)
     train_denoiser(network, vae, sets, np.stack([rows[caption] for caption in captions]), seconds, device, batch)
     with SafetensorsFile(path) as file:
         tensors = {name: np.array(file.read(name)) for name in file.names}

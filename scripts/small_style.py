@@ -38,7 +38,7 @@ def image(rng: np.random.Generator, colour: str, shape: str, tile: bool) -> Arra
     if tile:
         for edge in (slice(0, CELL), slice(-CELL, None)):
             made[edge], made[:, edge] = _FRAME, _FRAME
-    radius, (x, y) = rng.uniform(40, 56), rng.uniform(-20, 20, 2) + SIDE / 2
+    radius, (x, y) = rng.uniform(46, 56), rng.uniform(-10, 10, 2) + SIDE / 2
     across, down = np.abs(np.arange(SIDE) + 0.5 - x)[None], np.abs(np.arange(SIDE) + 0.5 - y)[:, None]
     inside = {
         "circle": np.hypot(across, down) < radius,
