@@ -4,7 +4,7 @@ python scripts/step_table.py           prints the page
 python scripts/step_table.py --write   writes it
 
 A measurement is one object of the JSON file. `ms` is the time of a step, `gib` the peak of the GPU's memory. `roofline`
-is the share of the floor; null where it was not computed. A test holds the page to the file.
+is the share of the floor; it and `gib` are null where they were not measured. A test holds the page to the file.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _row(measurement: dict[str, Any], command: int) -> str:
         measurement["program"],
         f"{measurement['ms']:.1f}",
         f"{measurement['batch'] / measurement['ms'] * 1000:.1f}",
-        f"{measurement['gib']:.1f}",
+        "" if (gib := measurement["gib"]) is None else f"{gib:.1f}",
         "" if share is None else f"{share * 100:.0f} %",
         "yes" if measurement["deterministic"] else "no",
         f"{measurement['date']}, {measurement['card']} [{command}]",

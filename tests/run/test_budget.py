@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,7 @@ def test_an_uploads_memory_counts_until_its_uploader_is_gone() -> None:
 def test_the_limit_holds_inside_and_what_reaches_it_is_told(small_config: Configs) -> None:
     with shape_run(H100) as run:
         found = fit_budget(plan_of(small_config), Cards(H100), 2 << 30)
+        full = replace(found, plan=with_settings(found.plan, {"gradient.checkpointing": "full"}))
         limits = []
 
         def work() -> None:
@@ -186,6 +188,8 @@ def test_the_limit_holds_inside_and_what_reaches_it_is_told(small_config: Config
 
         with pytest.raises(OutOfMemory, match=r"reached its memory\.budget of 2\.00 GiB, of which 1\.0[0-9] were pred"):
             work()
+        with pytest.raises(OutOfMemory, match=r"raise it$"), limit_pools("cuda", full):
+            run.backend.malloc(2 << 30)
         assert limits == [(2 << 30) - OUTSIDE]
         assert run.backend._pools.limit == 0
         with limit_pools("cuda", None):

@@ -150,9 +150,11 @@ def limit_pools(device: str, fitted: FittedPlan | None) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
+        full = fitted.plan.config.gradient.checkpointing == "full"
+        hint = "" if full else ', or set gradient.checkpointing = "full"'
         raise OutOfMemory(
             f"the run reached its memory.budget of {fitted.budget / GIB:.2f} GiB, of which {fitted.peak / GIB:.2f} "
-            f'were predicted: {error}; raise it, or set gradient.checkpointing = "full"'
+            f"were predicted: {error}; raise it{hint}"
         ) from error
     finally:
         backend.limit_memory(0)

@@ -249,7 +249,7 @@ def encode_images(plan: Plan) -> None:
 
 
 def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> tuple[StepWork, int]:
-    """Runs as `train_run`: a grid, two steps, a grid. Returns a step's work and the bytes that wait on the host."""
+    """Runs as `train_run`: a grid, two steps, a grid, a step. Returns a step's work and the bytes kept on the host."""
     denoiser, attached, state = load_networks(plan, Session(_DEVICE, simulated_group(processes)))
     host = _batch(plan, largest)
     backend = get_backend(_DEVICE)
@@ -268,6 +268,7 @@ def _train(plan: Plan, largest: Sample, processes: int, run: ShapeRun) -> tuple[
         backend.memory()  # as the log does at each step: it counts what graphs keep
     _validate(plan, state)
     _sample_grid(sampled, state)
+    _work_of(plan, run, of_batch, *of_step)  # a grid that found no room made the graphs go
     return work, run.host_bytes
 
 

@@ -131,6 +131,41 @@ def test_graphs_memory_is_given_back_with_the_last_of_them(gpu: Any) -> None:
     assert freed == [True]
 
 
+def test_a_capture_takes_its_block_for_the_stream_that_it_records(gpu: Any) -> None:
+    entered = list[str]()
+    gpu.graph_pool = graph_pool(malloc=lambda size: entered.append("block"))
+    step = gpu.capture(lambda: None)
+    step()
+    gpu.enter_thread = lambda: entered.append("stream")
+    step()
+    assert entered[:2] == ["stream", "block"]
+
+
+def test_a_capture_that_found_no_room_is_tried_once_more_without_the_others(gpu: Any) -> None:
+    others = gpu.capture(lambda: None)
+    for _ in range(2):
+        others()
+    room = iter([True, False, True])
+
+    def fn() -> None:
+        if not next(room):
+            raise MemoryError
+
+    step = gpu.capture(fn)
+    step()
+    step()
+    assert (others._graph, step._graph.launches) == (None, 1)
+
+    def never() -> None:
+        if gpu.stream.capturing:
+            raise MemoryError
+
+    refused = gpu.capture(never)
+    refused()
+    with pytest.raises(MemoryError):
+        refused()
+
+
 def test_a_capture_without_room_for_one_block_grows_in_pieces(gpu: Any) -> None:
     def full(size: int) -> None:
         raise MemoryError

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, suppress
 from types import ModuleType
 from typing import Any, Protocol
 
-from ....errors import DeviceFault
+from ....errors import DeviceFault, is_out_of_memory
 from ...mode import capturing
 from .launcher import Launcher
 
@@ -217,7 +217,20 @@ class _Captured:
         return 0
 
     def _record(self) -> None:
+        try:
+            return self._recorded()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        self._backend.synchronize()  # a graph must not be destroyed while it runs
+        for other in list(self._backend.graphs):
+            other.forget()
+        gc.collect()
+        self._recorded()  # in memory that it shares with no other graph, which they find when they are recorded again
+
+    def _recorded(self) -> None:
         stream = self._backend.stream
+        self._backend.enter_thread()  # a pool keeps for each stream apart what it has free
         self._backend.free_unused()  # frees what the eager run took, for the graph
         self._preallocate()
         with self._backend.graph_memory(), capturing():
