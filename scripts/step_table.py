@@ -41,6 +41,7 @@ Three aims in bf16 are missed: 115 ms for SDXL at batch 4, 220 ms for SD3.5 medi
 large. The card reaches its power limit in all three. `docs/log/` says where the time goes and what was tried.
 Of the models of 2026 FLUX.2 klein 9B meets its aim of 330 ms, and klein 4B its 155 within a per cent. Z-Image (245),
 Krea 2 (500), Qwen-Image (305) and Anima (85) miss theirs. None but Anima is 1.3 times as fast as PyTorch.
+Wan 2.2 is 3.7 times as fast, on stills of 1,024 tokens.
 
 Nobody has measured a step on another card than an H100 or H200. For other cards, from an A100 to an RTX 5090, the tests
 show that every kernel compiles and fits.
