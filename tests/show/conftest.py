@@ -172,9 +172,9 @@ def serve() -> Iterator[Callable[..., int]]:
     works.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A headless Chromium, driven by Playwright."""
+    """A headless Chromium, driven by Playwright, whose event loop runs until it ends: none beside it can."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
