@@ -31,6 +31,8 @@ from flame_train.io.weight_files import StoredInt8, StoredNf4, Weights
 _GROUP: Final = 256  # columns that are turned together, where nothing is said
 MARK: Final = ".comfy_quant"
 INT8: Final = "int8_tensorwise"
+DENOISER_PREFIXES: Final = ("model.diffusion_model.", "net.", "")
+"""What may stand before a denoiser's names in files that ComfyUI reads (`unet_prefix_from_state_dict`)."""
 _WHOLES: Final[Mapping[str, Any]] = {
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8_e5m2": ml_dtypes.float8_e5m2,

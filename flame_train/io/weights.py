@@ -62,19 +62,22 @@ def _sampled(weights: Weights) -> str:
     return summed.hexdigest()
 
 
-def open_weights(path: str | Path) -> Weights:
+def open_weights(path: str | Path, as_stored: bool = False) -> Weights:
     """Open a safetensors or GGUF file, an index of shards, a component folder, or a whole diffusers folder.
 
     A component folder may hold one file, or shards with an index. It prefers full precision, and takes a variant
     (`.fp16.`) if there is no other. In a whole diffusers folder each tensor's name begins with its component's, as in
-    `unet/conv_in.weight`. Weights that a known program packed in fewer bits are read unpacked. Raises ModelFileError.
+    `unet/conv_in.weight`. Weights that a known program packed in fewer bits are read unpacked, unless `as_stored`.
+    Raises ModelFileError.
     """
     path = Path(path)
     try:
         components = [name for name in COMPONENTS if (path / name).is_dir()] if path.is_dir() else []
         if components:
-            return unpacked(_open_pipeline(path, components))
-        return unpacked(_open_component(path) if path.is_dir() else _open_file(path))
+            weights = _open_pipeline(path, components)
+        else:
+            weights = _open_component(path) if path.is_dir() else _open_file(path)
+        return weights if as_stored else unpacked(weights)
     except OSError as error:
         raise ModelFileError(cannot_be_read(path, error)) from error
 

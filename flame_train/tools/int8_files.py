@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.disk.preflight import is_same_file, refuse_place
+from flame_train.disk.preflight import is_same_file, refuse_place, size
 from flame_train.engine import nn, tensor
 from flame_train.engine.dtype import float32
 from flame_train.errors import ConfigError, ModelFileError, counted
-from flame_train.io.dtypes import DTYPE_OF_TAG, FLOAT_TAGS, Array, widened
+from flame_train.io.dtypes import DTYPE_OF_TAG, Array, widened
 from flame_train.io.keymap import Op
-from flame_train.io.packed_formats import MARK, marked
+from flame_train.io.packed_formats import DENOISER_PREFIXES, MARK, marked
 from flame_train.io.safetensors import TensorInfo, describe, save_stream
 from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
@@ -33,6 +33,7 @@ from flame_train.training.session import StopRequest
 _PREFIX: Final = "comfyui-"
 FORMATS: Final = tuple(f"{_PREFIX}{storage}" for storage in nn.FORMATS if storage.startswith("int8"))
 """What `convert --to` may say of a base."""
+_ROUNDED_FROM: Final = frozenset(("F16", "BF16", "F32", "F64"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Int8Report:
     """The report of a conversion of a base.
 
     Attributes:
+        size: bytes of the tensors of the source.
         component: the network whose layers are in int8.
         groups: columns that are rotated together, 0 for none -> how many layers.
         left: how many linear layers of the network stay as they are.
@@ -49,6 +51,7 @@ class Int8Report:
     source: Path
     target: Path
     to: str
+    size: int
     component: str
     groups: dict[int, int]
     left: int
@@ -64,7 +67,8 @@ def convert_base(source: Path, target: Path, to: str, force: bool = False) -> In
 
     Raises:
         ConfigError: both are one file.
-        ModelFileError: no base, one in another layout than ComfyUI's, one that is packed already, or that holds NaN.
+        ModelFileError: no base, one in another layout than ComfyUI's, or whose layers to round are packed already or
+            hold NaN.
         OutputError: the target cannot be written, or exists without `force`.
         Interrupted: a signal came.
     """
@@ -73,13 +77,13 @@ def convert_base(source: Path, target: Path, to: str, force: bool = False) -> In
     refuse_place(target, ".safetensors", force)
     family, storage = family_of(source), nn.Storage(to.removeprefix(_PREFIX))
     part = family.files.parts(source, [family.denoiser])[family.denoiser]
-    with StopRequest() as stop, open_weights(source) as weights:
+    with StopRequest() as stop, open_weights(source, as_stored=True) as weights:
         layers = _layers(part, storage)
         infos: list[TensorInfo] = []
         made: dict[str, Callable[[], Array]] = {}
         for name in weights.names:
             info = weights.info(name)
-            if info.dtype not in (FLOAT_TAGS if name in layers else DTYPE_OF_TAG):
+            if info.dtype not in (_ROUNDED_FROM if name in layers else DTYPE_OF_TAG):
                 raise _packed(source, name, info.dtype)
             if name not in layers:
                 infos.append(info)
@@ -91,6 +95,10 @@ def convert_base(source: Path, target: Path, to: str, force: bool = False) -> In
             made[layer + MARK] = partial(np.asarray, mark)
             made[name], made[f"{name}_scale"] = (partial(f, weights, name, storage) for f in (_codes, _factors))
         metadata, dropped = split_metadata(weights.metadata)
+        if "_quantization_metadata" in dropped:  # without it packed tensors would be taken for numbers
+            raise ModelFileError(
+                f"{source}: its _quantization_metadata are too long; name the {family.denoiser}'s file"
+            )
         metadata.pop("modelspec.hash_sha256", None)  # no longer true
         with progress(f"writing {target.name}", len(infos)) as advance:
 
@@ -101,8 +109,9 @@ def convert_base(source: Path, target: Path, to: str, force: bool = False) -> In
 
             save_stream(target, infos, read, metadata)
         groups = Counter(storage.group_of(weights.info(name).shape[1]) for name in layers)
+        before = sum(weights.info(name).nbytes for name in weights.names)
     linear = sum(isinstance(module, nn.Linear) for _, module in part.network.named_modules())
-    return Int8Report(source, target, to, family.denoiser, dict(groups), linear - len(layers), dropped)
+    return Int8Report(source, target, to, before, family.denoiser, dict(groups), linear - len(layers), dropped)
 
 
 def describe_base(report: Mapping[str, Any], readers: list[str]) -> str:
@@ -113,7 +122,7 @@ def describe_base(report: Mapping[str, Any], readers: list[str]) -> str:
     )
     lines = [
         f"{report['target']}: {size_of(report['target'])}, the {report['component']} in int8: {', '.join(groups)}",
-        f"before: {report['source']}: {size_of(report['source'])}",
+        f"before: {report['source']}: {size(report['size'])}",
         f"  as they were: {counted(report['left'], 'linear layer')} of the {report['component']}, and all else",
         *readers,
     ]
@@ -124,7 +133,7 @@ def describe_base(report: Mapping[str, Any], readers: list[str]) -> str:
 def _layers(part: Part, storage: nn.Storage) -> frozenset[str]:
     """Returns the stored names of the weights to round."""
     chosen = part.network.quantizable(storage.rotated)
-    found = set()
+    found, prefixes = set(), set()
     for name in (f"{name}.weight" for name, module in part.network.named_modules() if module in chosen):
         source = part.sources[name]
         if source.op is Op.SCALE:
@@ -134,8 +143,16 @@ def _layers(part: Part, storage: nn.Storage) -> frozenset[str]:
                 f"{part.path}: expected the names of ComfyUI's own files, such as {name}, got {source.names[0]}; "
                 "name the single file of the model instead"
             )
+        prefixes.add(source.names[0].removesuffix(name))
         if source.shape is None:  # else it is a convolution there, and ComfyUI has those in 16 bits alone
             found.add(source.names[0])
+    if foreign := prefixes.difference(DENOISER_PREFIXES):
+        prefix = min(foreign)
+        other = part.path / prefix if prefix.endswith("/") else "the single file of the model"
+        raise ModelFileError(
+            f"{part.path}: expected names as ComfyUI reads them, plain or below model.diffusion_model., got them below "
+            f"{prefix}; name {other} instead"
+        )
     return frozenset(found)
 
 

@@ -20,9 +20,10 @@ from flame_train.adapters.shared_alpha import misread
 from flame_train.errors import ModelFileError, shown
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.lora_names import LoraFamily
-from flame_train.io.packed_formats import INT8, by_comfyui, layers_said
+from flame_train.io.packed_formats import DENOISER_PREFIXES, INT8, by_comfyui, layers_said
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.io.weights import open_weights
+from flame_train.models.registry import family_of
 from flame_train.tools.lora_files import lora_family, require_lora
 
 TABLE: Final = Path(__file__).with_name("lora_readers.json.gz")
@@ -52,6 +53,7 @@ _SUFFIXES: Final = sorted({end for kind in ADAPTERS.values() for end in kind.fil
 _INT8_SINCE: Final = ("0.27.0 and later", "2026-06-30")
 """The versions that read bases in int8, rotated ones too (Comfy-Org/ComfyUI#14636), and when the first came out."""
 _OF_COMFYUI: Final = (INT8, "float8_e4m3fn", "float8_e5m2")
+_REFUSED: Final = ("none", "int8_blockwise")
 _NUMBER: Final = re.compile(r"(?<=[._])\d+(?=[._]|$)")
 _SHOWN: Final = 5
 _OTHER_KIND: Final = re.compile(r"\.(hada|lokr)_")
@@ -82,7 +84,11 @@ class Reader:
     otherwise: tuple[str, ...] = ()
     """What it takes and computes otherwise than this file means it, a sentence each."""
     lacks: str = ""
-    """The family that its key map here does not know: nothing was checked."""
+    """The family or format that its key map here does not know: names were not checked."""
+    names: str = ""
+    """Of a base: the version in which its names were read, and that one's date."""
+    unit: str = "tensors"
+    """What `taken` counts."""
 
     @property
     def verdict(self) -> str:
@@ -117,16 +123,46 @@ def verify(path: Path) -> tuple[Reader, ...]:
 
 def _of_base(path: Path) -> Reader | None:
     """Returns what ComfyUI takes of a base that it or others packed for it; None for another file."""
-    if path.suffix != ".safetensors" or not path.is_file():
+    if path.suffix.lower() != ".safetensors" or not path.is_file():
         return None
     with SafetensorsFile(path) as file:
         said = {layer: settings.get("format", "none") for layer, settings in layers_said(file)}
         if INT8 not in said.values() and "none" not in said.values():
             return None
-        known = by_comfyui(file)
-    left = tuple(f"{layer} ({kind})" for layer, kind in said.items() if kind not in _OF_COMFYUI)
-    taken = sum(f"{layer}.weight" in known and kind in _OF_COMFYUI for layer, kind in said.items())
-    return Reader("ComfyUI", *_INT8_SINCE, taken, left, refused=bool(left))
+        by_comfyui(file)  # refuses parts that do not belong together
+        left = {layer: kind for layer, kind in said.items() if kind in _REFUSED}
+        refused = bool(left)
+        left |= {layer: "no weight" for layer in said if f"{layer}.weight" not in file.names}
+    lacks = ", ".join(sorted(set(said.values()).difference(_OF_COMFYUI, _REFUSED)))
+    read = [layer for layer, kind in said.items() if kind in _OF_COMFYUI and layer not in left]
+    names = ""
+    if not lacks and not left:
+        strange, names, lacks = _names_of_base(path, file.names, read)
+        left = dict.fromkeys(strange, "no such name")
+    taken, leaves = sum(layer not in left for layer in read), tuple(f"{layer} ({why})" for layer, why in left.items())
+    lacks = "" if refused else lacks
+    return Reader("ComfyUI", *_INT8_SINCE, taken, leaves, refused, lacks=lacks, names=names, unit="layers")
+
+
+def _names_of_base(path: Path, names: Iterable[str], layers: list[str]) -> tuple[list[str], str, str]:
+    """Returns which layers have names that ComfyUI does not know, where those were read, or the family without any.
+
+    Of a file's `names` those of the denoiser are looked up.
+    """
+    try:
+        family = family_of(path)
+    except ModelFileError:
+        return [], "", "this model"
+    table = _table()["ComfyUI"]
+    if not (styles := table["families"].get(family.name)):
+        return [], "", family.title
+    taken = frozenset().union(*(table["sets"][number] for style in styles.values() for _, number in style))
+    own = {template(f"diffusion_model.{module}") for module in family.lora_names_in({}).components[0].modules}
+    prefix = next(p for p in DENOISER_PREFIXES if any(name.startswith(p) for name in names))
+    bare = {layer: layer.removeprefix(prefix) for layer in layers if layer.startswith(prefix)}
+    strange = [layer for layer, name in bare.items() if template(f"diffusion_model.{name}") not in own & taken]
+    about = table["read"].get(family.name, table)
+    return strange, f"{about['version']} ({about['date']})", ""
 
 
 def taken_by(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -151,11 +187,14 @@ def render(path: Path, readers: Iterable[Reader]) -> str:
     for reader in readers:
         if reader.lacks:
             about = f"{reader.program} {reader.version} ({reader.date})"
-            lines.append(f"  {about}: not checked: its key map here does not know {reader.lacks}")
+            formats = f"; it reads the formats of {reader.taken} layers" if reader.taken else ""
+            lines.append(f"  {about}: not checked: its key map here does not know {reader.lacks}{formats}")
             continue
+        names = f", by its names in {reader.names}" if reader.names else ""
         lines.append(
-            f"  {reader.program} {reader.version} ({reader.date}): {reader.verdict}, {reader.taken} tensors taken, "
-            f"{len(reader.left)} not" + ("; it then applies none" if reader.refused else "")
+            f"  {reader.program} {reader.version} ({reader.date}): {reader.verdict}{names}, "
+            f"{reader.taken} {reader.unit} taken, {len(reader.left)} not"
+            + ("; it then applies none" if reader.refused else "")
         )
         lines += [f"    computed otherwise: {sentence}" for sentence in reader.otherwise]
         lines += [f"    not taken: {shown(key)}" for key in reader.left[:_SHOWN]]

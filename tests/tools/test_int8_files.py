@@ -18,9 +18,10 @@ from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.registry import FAMILIES
 from flame_train.models.zimage.names import transformer_to_diffusers
-from flame_train.tools.int8_files import FORMATS, convert_base
-from flame_train.tools.verify import verify
-from tests.recipes.bases import arrays_of, options, small_base, trainer
+from flame_train.tools import lora_files
+from flame_train.tools.int8_files import FORMATS, convert_base, describe_base
+from flame_train.tools.verify import render, verify
+from tests.recipes.bases import FP8, arrays_of, below, options, small_base, trainer
 
 BASES = ("zimage", "sdxl")
 
@@ -121,12 +122,14 @@ def test_training_takes_the_file_as_it_takes_the_base(zimage: Path, tmp_path: Pa
         np.testing.assert_array_equal(array, trained[1][name])
 
 
-def test_verify_says_which_comfyui_reads_it(written: tuple[str, Path], tmp_path: Path) -> None:
+def test_verify_says_which_comfyui_reads_it(written: tuple[str, Path], family: str, tmp_path: Path) -> None:
     """A mark without a format is what ComfyUI-INT8-Fast wrote: ComfyUI refuses it, as it does blocks in int8."""
     _, target = written
     (reader,) = verify(target)
     assert (reader.program, reader.version, reader.verdict) == ("ComfyUI", "0.27.0 and later", "yes")
+    assert reader.names == {"zimage": "0.38.1 (2026-11-28)", "sdxl": "0.3.64 (2025-10-12)"}[family]
     tensors = arrays_of(target)
+    assert f"yes, by its names in {reader.names}, {reader.taken} layers taken, 0 not" in render(target, [reader])
     assert reader.taken == sum(name.endswith(".comfy_quant") for name in tensors)
     layer = next(name for name in tensors if name.endswith(".comfy_quant"))
     for said in ({"convrot": False, "per_row": True}, {"format": "int8_blockwise"}):
@@ -135,6 +138,87 @@ def test_verify_says_which_comfyui_reads_it(written: tuple[str, Path], tmp_path:
         (reader,) = verify(tmp_path / "other.safetensors")
         assert (reader.verdict, len(reader.left)) == ("no", 1)
         assert reader.left[0].startswith(layer.removesuffix(".comfy_quant"))
+
+
+def test_verify_claims_nothing_of_what_it_does_not_know(zimage: Path, tmp_path: Path) -> None:
+    """ComfyUI reads formats and families of which nothing is said here, and loads a model without some weights."""
+    target, other = tmp_path / "int8.SAFETENSORS", tmp_path / "other.safetensors"
+    convert_base(zimage, target, FORMATS[0])
+    tensors = arrays_of(target)
+    mark = next(name for name in tensors if name.endswith(".comfy_quant"))
+    layer = mark.removesuffix(".comfy_quant")
+
+    def read(**changed: np.ndarray | None) -> tuple[str, str, tuple[str, ...], int]:
+        save_file(str(other), {n: a for n, a in (tensors | changed).items() if a is not None})
+        (reader,) = verify(other)
+        return reader.verdict, reader.lacks, reader.left, reader.taken
+
+    verdict, _, _, count = read()
+    assert verdict == "yes"
+    assert verify(target)[0].verdict == "yes"  # an ending in capitals, too
+    for kind in ("nvfp4", "mxfp8", "convrot_w4a4"):
+        said = np.frombuffer(json.dumps({"format": kind}).encode(), np.uint8)
+        assert read(**{mark: said}) == ("not checked", kind, (), count - 1)
+    lost: dict[str, np.ndarray | None] = {f"{layer}.weight": None, f"{layer}.weight_scale": None}
+    assert read(**lost) == ("part", "", (f"{layer} (no weight)",), count - 1)
+    moved = {n.replace("model.diffusion_model.", "transformer/"): a for n, a in tensors.items()}
+    save_file(str(other), moved)
+    (reader,) = verify(other)
+    assert (reader.verdict, reader.taken, len(reader.left)) == ("no", 0, count)
+
+
+def test_verify_checks_no_names_of_a_family_without_a_table(tmp_path_factory: pytest.TempPathFactory) -> None:
+    base = small_base(tmp_path_factory, "flux2")
+    target = base.with_name("int8.safetensors")
+    convert_base(base, target, FORMATS[0])
+    (reader,) = verify(target)
+    assert (reader.verdict, reader.lacks) == ("not checked", FAMILIES["flux2"].title)
+    assert f"it reads the formats of {reader.taken} layers" in render(target, [reader])
+
+
+def test_of_a_pipeline_its_transformer_is_to_be_given(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Qwen-Image 1 has one naming; that of a whole folder has its parts' names before it, as no program reads it."""
+    folder, arrays = tmp_path_factory.mktemp("pipeline"), arrays_of(small_base(tmp_path_factory, "qwenimage1"))
+    (folder / "model_index.json").write_text('{"_class_name": "QwenImagePipeline"}')
+    own = below("model.diffusion_model.", arrays)
+    for part, tensors in (("transformer", own), ("vae", below("vae.", arrays))):
+        (folder / part).mkdir()
+        save_file(str(folder / part / "diffusion_pytorch_model.safetensors"), tensors)
+    target = folder / "int8.safetensors"
+    with pytest.raises(ModelFileError, match=r"below transformer/; name \S*transformer instead"):
+        convert_base(folder, target, FORMATS[0])
+    assert not target.exists()
+    report = convert_base(folder / "transformer", target, FORMATS[0]).as_dict()
+    assert {name for name in arrays_of(target) if not name.endswith((".comfy_quant", "_scale"))} == own.keys()
+    assert report["size"] == sum(array.nbytes for array in own.values())
+    assert f"before: {folder / 'transformer'}: {report['size'] / 1024:.1f} KiB" in describe_base(report, [])
+    save_file(str(folder / "x.safetensors"), {f"diffusion_model.{name}": array for name, array in own.items()})
+    with pytest.raises(ModelFileError, match=r"below diffusion_model\.; name the single file"):
+        convert_base(folder / "x.safetensors", folder / "never.safetensors", FORMATS[0])
+
+
+@pytest.mark.parametrize("how", ["tensor", "metadata"])
+def test_a_packed_text_encoder_stays_as_it_is(
+    zimage: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays, source, target = arrays_of(zimage), tmp_path / "mixed.safetensors", tmp_path / "int8.safetensors"
+    name = next(n for n in arrays if n.startswith("text_encoders") and n.endswith("q_proj.weight"))
+    layer, said = name.removesuffix(".weight"), {"format": "float8_e4m3fn"}
+    mark = {f"{layer}.comfy_quant": np.frombuffer(json.dumps(said).encode(), np.uint8)} if how == "tensor" else {}
+    packed = {name: arrays[name].astype(FP8), f"{name}_scale": np.full((), 2, np.float32)} | mark
+    notes = {} if mark else {"_quantization_metadata": json.dumps({"layers": {layer: said}})}
+    save_file(str(source), arrays | packed, notes)
+    convert_base(source, target, FORMATS[0])
+    stored = arrays_of(target)
+    for name, array in packed.items():
+        assert (stored[name].dtype, stored[name].tobytes()) == (array.dtype, array.tobytes())
+    with SafetensorsFile(target) as file:
+        assert notes.items() <= file.metadata.items()
+    assert verify(target)[0].verdict == "yes"
+    if notes:
+        monkeypatch.setattr(lora_files, "MAX_METADATA_VALUE", 50)
+        with pytest.raises(ModelFileError, match="_quantization_metadata are too long"):
+            convert_base(source, tmp_path / "never.safetensors", FORMATS[0])
 
 
 def test_the_names_of_diffusers_are_refused(
@@ -153,10 +237,13 @@ def test_what_cannot_be_written_is_refused(zimage: Path, tmp_path: Path, capsys:
     with pytest.raises(ConfigError, match="the same file"):
         convert_base(zimage, zimage, FORMATS[0])
     convert_base(zimage, target, FORMATS[0])
-    with pytest.raises(ModelFileError, match="is packed as INT8_TENSORWISE already"):
+    with pytest.raises(ModelFileError, match="is packed as I8 already"):
         convert_base(target, tmp_path / "twice.safetensors", FORMATS[1])
     tensors = arrays_of(zimage)
     name = next(n for n in tensors if n.endswith("layers.0.attention.qkv.weight"))
+    save_file(str(tmp_path / "fp8.safetensors"), tensors | {name: tensors[name].astype(FP8)})
+    with pytest.raises(ModelFileError, match=r"qkv\.weight is packed as F8_E4M3 already"):
+        convert_base(tmp_path / "fp8.safetensors", tmp_path / "never.safetensors", FORMATS[0])
     tensors[name] = np.full_like(tensors[name], np.nan)
     save_file(str(tmp_path / "nan.safetensors"), tensors)
     with pytest.raises(ModelFileError, match=r"qkv\.weight holds NaN or infinity"):
