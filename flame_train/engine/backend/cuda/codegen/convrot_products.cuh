@@ -43,10 +43,7 @@ template <int GROUP, bool EXACT> __device__ __forceinline__ void rotate_by_produ
   unsigned near[4], rest[4];
   float sums[2][4] = {};
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    if (EXACT) near[i] = __float_as_uint(v[2 * i]) >> 16 | (__float_as_uint(v[2 * i + 1]) & 0xffff0000u);  // as it was loaded
-    else split(v[2 * i], v[2 * i + 1], near[i], rest[i]);
-  }
+  for (int i = 0; i < 4; i++) split(v[2 * i], v[2 * i + 1], near[i], rest[i]);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     if (!EXACT) multiply(sums[i], matrix, rest[2 * i], rest[2 * i + 1]);
