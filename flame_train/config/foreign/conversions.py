@@ -229,8 +229,9 @@ def checkpoint(value: Any, source: Source) -> Any:
     text = str(value or "")
     if not text:
         return NOTHING
-    if re.search(source.fact("names_of_others") or "(?!)", text):
-        return Lost("this model is not trained here")
+    name = re.split(r"[/\\]", text.rstrip("/\\"))[-1]
+    if other := re.search(source.fact("names_of_others") or "(?!)", name):
+        return Lost(f"{other.group(1)} is not trained here")
     if page := _HUB_PAGE.fullmatch(text):
         return f"hf:{page.group(1)}/{page.group(2)}"
     if _HUB_NAME.fullmatch(text) and not text.endswith(".safetensors") and not os.path.exists(text):

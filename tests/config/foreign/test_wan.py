@@ -43,13 +43,27 @@ def test_simpletuners_wan(tmp_path: Path, named: dict[str, Any]) -> None:
     [
         ({}, "t2v-480p-1.3b-2.1 is none that is known here"),
         ({"model_flavour": "i2v-14b-2.2-low"}, "i2v-14b-2.2-low is none that is known here"),
-        ({"pretrained_model_name_or_path": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"}, "this model is not trained here"),
+        ({"pretrained_model_name_or_path": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"}, "Wan2.1 is not trained here"),
     ],
 )
 def test_simpletuners_other_wans_are_refused(tmp_path: Path, named: dict[str, str], told: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(_WAN | named))
     with pytest.raises(ConfigError, match=told):
         import_config(str(tmp_path / "config.json"), None)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/models/wan2.1/wan2.2_ti2v_5B_fp16.safetensors",
+        "/models/wan-14b-tests/Wan2.2-TI2V-5B-Diffusers/",
+        "C:\\wan21\\mine.safetensors",
+        "wan2.1-like-wan2.2-ti2v-5b.safetensors",
+    ],
+)
+def test_a_folder_above_says_nothing_of_the_model(tmp_path: Path, path: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(_WAN | {"pretrained_model_name_or_path": path}))
+    assert import_config(str(tmp_path / "config.json"), None)["carried"]["model.checkpoint"]["value"] == path
 
 
 def test_diffusion_pipes_wan(tmp_path: Path) -> None:
@@ -73,7 +87,7 @@ def test_diffusion_pipes_wan(tmp_path: Path) -> None:
         assert found["text_encoders"]["t5"] == "/umt5.safetensors"
         assert "pickle" in str(result)
     (tmp_path / "pipe.toml").write_text(_alone(theirs).replace("/wan", "/data/Wan2.1-T2V-14B"))
-    with pytest.raises(ConfigError, match=r"pipe\.toml:6: .*Wan2\.1-T2V-14B.*: this model is not trained here"):
+    with pytest.raises(ConfigError, match=r"pipe\.toml:6: .*Wan2\.1-T2V-14B.*: Wan2\.1 is not trained here"):
         import_config(str(tmp_path / "pipe.toml"), None)
 
 
