@@ -13,7 +13,7 @@ from flame_train.families import named_by
 
 from . import sample_prompts
 from .clips import OF_AI_TOOLKIT
-from .conversions import published, sampled, sides_of, trained
+from .conversions import innermost, published, sampled, sides_of, trained
 from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off
 
 _ARCHES: Final = named_by("ai-toolkit")
@@ -305,7 +305,7 @@ def edits(value: Any, source: Source) -> Any:
     name, _, month = str(value).partition(":")
     if name == "qwen_image_edit_plus":
         said = month or str(source.get("model.name_or_path", ""))
-        return {"model.qwen_edit": "2511" if "2511" in said else "2509"}
+        return {"model.qwen_edit": innermost(said, "2509", "2511")}
     return {"model.kontext": True} if name == "flux_kontext" else NOTHING
 
 
@@ -373,6 +373,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "sample.sample_every": lambda v, s: 0 if s.get("train.disable_sampling") else updates(v, s),
         "train.skip_first_sample": lambda v, s: NOTHING if is_off(v) else False,
         "prompts": sample_prompts.of_ai_toolkit,
+        "sample.fps": sample_prompts.rate_of_ai_toolkit,
         "sample.neg": negative,
         "sample.walk_seed": lambda v, s: NOTHING if v else Lost("each image of a grid has the next seed"),
         "is_reg": regularization,

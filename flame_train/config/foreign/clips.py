@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from .table import NOTHING, Changed, Convert, Lost, Source, is_off
+from .conversions import number, side
+from .table import NOTHING, Changed, Convert, Lost, Setting, Source, is_off
 
 _NO_TIME: Final = "clips need a model of video, and this one is of images"
 _SHORT: Final = 'too short a clip is left out there, and here with data.on_bad_image = "skip"'
@@ -15,26 +16,57 @@ _FULL: Final = "all of a clip; name several numbers in data.frames, of which eac
 _COVERED: Final = "as many as cover the clip here"
 
 
-def fitting(numbers: Any, source: Source) -> list[int]:
-    """Returns the numbers of frames that fill latents of this family, each the nearest below; none of a still."""
-    stride = source.fact("frame_stride")
-    named = numbers if isinstance(numbers, list) else [numbers]
-    return sorted({(int(each) - 1) // stride * stride + 1 for each in named if each}) if stride else []
+def count(value: Any) -> int:
+    """Returns a number of frames, which may be text; 0 where it is none."""
+    frames = number(value)
+    return int(frames) if isinstance(frames, int | float) and frames >= 1 and frames == int(frames) else 0
 
 
-def frames(key: str, stills: bool = False, remark: str = _SHORT) -> Convert:
+def fitting(numbers: Any, source: Source, stride: str = "frame_stride") -> list[int]:
+    """Returns the numbers of frames that fill latents of this family, each the nearest below.
+
+    There are none for a family of images, and where one is no number.
+    """
+    step = source.fact(stride) or source.fact("frame_stride")
+    counts = [count(each) for each in (numbers if isinstance(numbers, list) else [numbers])]
+    return sorted({(each - 1) // step * step + 1 for each in counts}) if step and all(counts) else []
+
+
+def moving(numbers: Any, source: Source) -> bool:
+    """Says whether numbers of frames make clips of this family."""
+    return any(each > 1 for each in fitting(numbers, source))
+
+
+def frames(key: str, stills: bool = False, remark: str = _SHORT, stride: str = "frame_stride") -> Convert:
     """Returns the conversion of one number of frames or several into `key`; 1 counts with `stills` alone."""
 
     def convert(value: Any, source: Source) -> Any:
-        named = value if isinstance(value, list) else [value]
-        if not any(int(each or 0) > 1 for each in named) and not stills:
+        if is_off(value) and not stills:
+            return NOTHING
+        counts = [count(each) for each in (value if isinstance(value, list) else [value])]
+        if not counts or not all(counts):
+            return Lost("expected whole numbers of frames, each 1 or more")
+        if max(counts) == 1 and not stills:
             return NOTHING
         if not source.fact("frame_stride"):
             return Lost(_NO_TIME)
-        found = [each for each in fitting(named, source) if each > 1 or stills]
+        found = [each for each in fitting(counts, source, stride) if each > 1 or stills]
+        if not found:
+            return Lost(f"fewer than {source.fact('frame_stride') + 1} frames are a still of this model")
         return Changed({key: found}, remark) if key.startswith("set.") else {key: found[-1]}
 
     return convert
+
+
+def rate(key: str, value: Any) -> Any:
+    """Converts frames a second, which are whole here."""
+    if is_off(value):
+        return NOTHING
+    there = number(value)
+    if not isinstance(there, int | float):
+        return Lost("expected a number of frames a second")
+    here = max(1, round(there))
+    return {key: here} if here == there else Changed({key: here}, f"rounded: {there:g} there, and whole here")
 
 
 def of_clips(convert: Convert, named: str) -> Convert:
@@ -77,20 +109,42 @@ def _folder(value: Any, source: Source) -> Any:
     return str(value) if source.fact("frame_stride") else Lost(_NO_TIME)
 
 
+def _of_parts(convert: Convert) -> Convert:
+    """Returns a conversion that means something beside a folder's target_frames, which are carried over."""
+
+    def checked(value: Any, source: Source) -> Any:
+        if fitting(source.get("target_frames", 1), source):
+            return convert(value, source)
+        return NOTHING if is_off(value) else Lost("it is of target_frames, which are not carried over")
+
+    return of_clips(checked, "video_directory")
+
+
 OF_MUSUBI: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         "video_directory": _folder,
         "target_frames": of_clips(_lengths, "video_directory"),
-        "frame_extraction": of_clips(_extracted, "video_directory"),
-        "source_fps": of_clips(_rate, "video_directory"),
+        "frame_extraction": _of_parts(_extracted),
+        "source_fps": _of_parts(_rate),
     }
 )
 
 
+def _buckets(one: Mapping[str, Setting]) -> list[Any]:
+    """Returns the numbers of frames of a folder of diffusion-pipe's; size_buckets win (utils/dataset.py:461)."""
+    named = one.get("size_buckets") or one.get("frame_buckets")
+    numbers = [] if named is None else named.value if isinstance(named.value, list) else [named.value]
+    return [each[-1] for each in numbers if isinstance(each, list) and each] if "size_buckets" in one else numbers
+
+
 def has_clips(source: Source) -> bool:
     """Says whether any folder of diffusion-pipe's has clips."""
-    named = [one["frame_buckets"].value for one in source.sets if "frame_buckets" in one]
-    return any(each > 1 for numbers in named for each in numbers)
+    return any(moving(_buckets(one), source) for one in source.sets)
+
+
+def unless_sized(convert: Convert) -> Convert:
+    """Returns the conversion of a setting of folders that diffusion-pipe reads where they have no size_buckets."""
+    return lambda value, source: NOTHING if source.get("size_buckets") else convert(value, source)
 
 
 def _of_file(value: Any, source: Source) -> Any:
@@ -100,16 +154,28 @@ def _of_file(value: Any, source: Source) -> Any:
 
 
 def _sizes(value: Any, source: Source) -> Any:
-    """Converts size_buckets, of whose width, height and frames the last stay."""
-    lost = "buckets follow from the images' shapes and data.bucket_step"
+    """Converts size_buckets, each a width, a height and frames: the side of a square of their area, and the frames."""
+    reasons = ["buckets follow from the images' shapes and data.bucket_step"]
     if is_off(value):
         return NOTHING
-    answer = frames("set.frames")([each[2] for each in value if len(each) > 2], source)
-    return Changed(answer.value, "their frames", (lost,)) if isinstance(answer, Changed) else Lost(lost)
+    sized = [each for each in value if isinstance(each, list) and len(each) == 3]
+    if not sized:
+        return Lost(f"expected a list of widths, heights and frames; {reasons[0]}")
+    answers = [side(each[:2], source) for each in sized]
+    sides = {each.value if isinstance(each, Changed) else each for each in answers if not isinstance(each, Lost)}
+    keys: dict[str, Any] = {"set.resolution": max(sides)} if sides else {}
+    if len(sides) > 1:
+        reasons.append("the largest of their areas is that of all")
+    answer = frames("set.frames")([each[2] for each in sized], source)
+    if isinstance(answer, Changed):
+        keys |= answer.value
+    elif isinstance(answer, Lost):
+        reasons.append(answer.reason)
+    return Changed(keys, "the side of a square of their area, and their frames", tuple(reasons))
 
 
 OF_DIFFUSION_PIPE: Final[Mapping[str, Convert]] = MappingProxyType(
-    {"frame_buckets": frames("set.frames"), "video_clip_mode": _of_file, "size_buckets": _sizes}
+    {"frame_buckets": unless_sized(frames("set.frames")), "video_clip_mode": _of_file, "size_buckets": _sizes}
 )
 
 
@@ -123,15 +189,8 @@ def _of_dataset(value: Any, source: Source) -> Any:
 
 
 def _dataset_rate(value: Any, source: Source) -> Any:
-    clips = int(source.get("num_frames") or 1) > 1 and source.fact("frame_stride")
-    return NOTHING if not clips or source.get("shrink_video_to_frames", True) else {"set.fps": int(value)}
-
-
-def _sample_rate(named: str) -> Convert:
-    """Returns the conversion of a rate of samples, which counts beside a number of frames of more than one."""
-    return lambda value, source: (
-        int(value) if value and source.fact("frame_stride") and int(source.get(named) or 1) > 1 else NOTHING
-    )
+    clips = moving(source.get("num_frames"), source)
+    return NOTHING if not clips or source.get("shrink_video_to_frames", True) else rate("set.fps", value)
 
 
 OF_AI_TOOLKIT: Final[Mapping[str, Convert]] = MappingProxyType(
@@ -139,14 +198,35 @@ OF_AI_TOOLKIT: Final[Mapping[str, Convert]] = MappingProxyType(
         "num_frames": _of_dataset,
         "fps": _dataset_rate,
         "sample.num_frames": frames("sample.frames"),
-        "sample.fps": _sample_rate("sample.num_frames"),
     }
 )
 
 
 def _kept_short(value: Any, source: Source) -> Any:
-    same = value in (None, source.get("video.num_frames"))
+    same = value is None or number(value) == number(source.get("video.num_frames"))
     return NOTHING if same else Lost("shorter clips are left out there; take them out by hand")
+
+
+def _sampled(source: Source) -> int:
+    """Returns the frames of a sample of SimpleTuner's: of Wan 81 at most, and where nothing is said."""
+    most = source.fact("simpletuner_most_frames")
+    named = count(source.get("validation_num_video_frames") or most)
+    return min(named, most) if most else named
+
+
+def _sample_frames(value: Any, source: Source) -> Any:
+    """Converts frames of samples, which the pipeline makes fill latents (helpers/models/wan/pipeline.py:798)."""
+    stride, named = source.fact("frame_stride"), _sampled(source)
+    if source.get("validation_num_video_frames") is None and not source.get("validation_prompt"):
+        return NOTHING
+    answer = frames("sample.frames")(named // stride * stride + 1 if stride and named else value, source)
+    cut = isinstance(answer, dict) and named < count(value)
+    return Changed(answer, f"SimpleTuner draws {named} at most") if cut else answer
+
+
+def _sample_rate(value: Any, source: Source) -> Any:
+    drawn = source.get("validation_prompt") or source.get("validation_num_video_frames")
+    return rate("sample.fps", value) if drawn and source.fact("frame_stride") and _sampled(source) > 1 else NOTHING
 
 
 OF_SIMPLETUNER: Final[Mapping[str, Convert]] = MappingProxyType(
@@ -154,10 +234,10 @@ OF_SIMPLETUNER: Final[Mapping[str, Convert]] = MappingProxyType(
         "video.num_frames": lambda v, s: (
             Lost("SimpleTuner takes five seconds; set data.frames")
             if v is None
-            else frames("set.frames", remark=f"{_SHORT}; {_EVERY}")(v, s)
+            else frames("set.frames", True, f"{_SHORT}; {_EVERY}", "simpletuner_frame_stride")(v, s)
         ),
         "video.min_frames": _kept_short,
-        "validation_num_video_frames": frames("sample.frames"),
-        "framerate": _sample_rate("validation_num_video_frames"),
+        "validation_num_video_frames": _sample_frames,
+        "framerate": _sample_rate,
     }
 )

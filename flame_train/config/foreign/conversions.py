@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
+from pathlib import PureWindowsPath
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -154,8 +155,8 @@ def switched(value_on: Any) -> Any:
 
 
 def unless_off(value: Any, source: Source) -> Any:
-    """Converts the value, where it is one."""
-    return NOTHING if is_off(value) else value
+    """Converts the value, where it is one; a 0 in a command is one."""
+    return NOTHING if is_off(value) and value not in ("0", "0.0") else value
 
 
 def sampled(name: str, shift: Any, std: float = 1.0) -> Any:
@@ -221,6 +222,12 @@ def own_key(value: Any, source: Source) -> Any:
     return _SWITCHES.get(value, value) if isinstance(value, str) else value
 
 
+def innermost(path: Any, *words: str) -> str:
+    """Returns the one of `words` that the innermost part of a path has; the first of them if none has one."""
+    parts = reversed(PureWindowsPath(str(path).lower()).parts)
+    return next((word for part in parts for word in words if word in part), words[0])
+
+
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -229,10 +236,12 @@ def checkpoint(value: Any, source: Source) -> Any:
     text = str(value or "")
     if not text:
         return NOTHING
-    name = re.split(r"[/\\]", text.rstrip("/\\"))[-1]
+    page, name = _HUB_PAGE.fullmatch(text), PureWindowsPath(text).name
+    if page:  # whose files may be called as everybody's
+        name = f"{page.group(1).partition('/')[2]}/{name}"
     if other := re.search(source.fact("names_of_others") or "(?!)", name):
         return Lost(f"{other.group(1)} is not trained here")
-    if page := _HUB_PAGE.fullmatch(text):
+    if page:
         return f"hf:{page.group(1)}/{page.group(2)}"
     if _HUB_NAME.fullmatch(text) and not text.endswith(".safetensors") and not os.path.exists(text):
         return Changed(f"hf:{text}", "a name on the hub; a folder of that name would be written without hf:")

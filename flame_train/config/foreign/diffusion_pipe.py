@@ -11,8 +11,19 @@ from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
-from .clips import OF_DIFFUSION_PIPE, has_clips
-from .conversions import OPTIMI, checkpoint, of_library, sampled, sampled_as_flux, schedule, side, swapped, trained
+from .clips import OF_DIFFUSION_PIPE, has_clips, unless_sized
+from .conversions import (
+    OPTIMI,
+    checkpoint,
+    innermost,
+    of_library,
+    sampled,
+    sampled_as_flux,
+    schedule,
+    side,
+    swapped,
+    trained,
+)
 from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, no_file
 
 _FAMILIES: Final = named_by("diffusion-pipe")
@@ -141,7 +152,7 @@ def encoder(value: Any, source: Source) -> Any:
     paths = [str(each["path"]) for each in value if "path" in each]
     if len(paths) != 1:
         return Lost("expected one file; name each in [text_encoders]")
-    dev = source.family == "flux2" and "mistral" in paths[0].lower()
+    dev = source.family == "flux2" and innermost(paths[0], "qwen", "mistral") == "mistral"
     return {f"text_encoders.{'mistral' if dev else 'qwen3'}": paths[0]}
 
 
@@ -253,8 +264,8 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "eval_every_n_examples": lambda v, s: examples(v, s) if s.get("eval_datasets") else NOTHING,
         "monitoring.enable_wandb": lambda v, s: s.get("monitoring.wandb_tracker_name", NOTHING) if v else NOTHING,
         "num_repeats": repeats,
-        "resolutions": resolutions,
-        "enable_ar_bucket": without_buckets,
+        "resolutions": unless_sized(resolutions),
+        "enable_ar_bucket": unless_sized(without_buckets),
         "cache_shuffle_num": shuffled,
         "shuffle_tags": shuffled_once,
         "skip_empty_caption": uncaptioned,

@@ -159,7 +159,7 @@ def _always(what: str) -> Convert:
 
 def _never(why: str, usual: Any) -> Convert:
     def convert(value: Any, source: Source) -> Any:
-        return NOTHING if (is_off(value) if usual is None else value in (usual, None)) else Lost(why)
+        return NOTHING if (is_off(value) if usual is None else c.number(value) in (usual, None)) else Lost(why)
 
     return convert
 

@@ -231,6 +231,15 @@ def sizes(value: Any, source: Source) -> Any:
     return {"sample.width": sides[0], "sample.height": sides[-1] if len(sides) < 3 else sides[0]}
 
 
+def interval(older: str) -> Convert:
+    """Returns the conversion of an interval, of which 0 is never, unless its `older` name has one."""
+
+    def convert(value: Any, source: Source) -> Any:
+        return NOTHING if is_off(value) and not is_off(source.get(older)) else to_number(value, source)
+
+    return convert
+
+
 def base_of(source: Source) -> Any:
     """Returns the model that is named, or the repository of the flavour; None where it is not known."""
     models = family_data(source.family).get("simpletuner", {})
@@ -334,6 +343,8 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "resolution": resolution,
         "lora_format": of_standard(lambda v, s: "kohya" if v == "comfyui" else "diffusers"),
         "report_to": tracked,
+        "checkpoint_step_interval": interval("checkpointing_steps"),
+        "validation_step_interval": interval("validation_steps"),
         "validation_prompt": lambda v, s: [v] if v else NOTHING,
         "validation_on_startup": sample_prompts.at_first("validation_prompt"),
         "validation_negative_prompt": negative,

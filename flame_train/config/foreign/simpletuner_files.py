@@ -53,5 +53,8 @@ def sets_of(reading: Reading, settings: dict[str, Setting], notes: list[str], cl
             own["validation"] = Setting(True, other.place(("", f"[{i}]")))
         if kind == "video":
             own.setdefault("video.num_frames", Setting(None, other.place(("", f"[{i}]"))))
+        elif stray := [name for name in own if name == "video" or name.startswith("video.")]:
+            own = {name: setting for name, setting in own.items() if name not in stray}
+            notes.append(f"{other.file}: set {one.get('id')}: video: left out, as SimpleTuner reads it of clips alone")
         found.append(own)
     return found

@@ -125,7 +125,8 @@ class Row:
 
 def is_off(value: Any) -> bool:
     """Says whether a value means that a thing is not used."""
-    return value in (None, False, "", 0, "none", "None", "NONE", "NEVER", "off", "false") or value in ([], {})
+    named = (None, False, "", 0, "0", "0.0", "none", "None", "NONE", "NEVER", "off", "false", "False")
+    return value in named or value in ([], {})
 
 
 class Table(NamedTuple):

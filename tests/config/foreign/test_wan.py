@@ -44,6 +44,10 @@ def test_simpletuners_wan(tmp_path: Path, named: dict[str, Any]) -> None:
         ({}, "t2v-480p-1.3b-2.1 is none that is known here"),
         ({"model_flavour": "i2v-14b-2.2-low"}, "i2v-14b-2.2-low is none that is known here"),
         ({"pretrained_model_name_or_path": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"}, "Wan2.1 is not trained here"),
+        (
+            {"pretrained_model_name_or_path": "https://huggingface.co/Wan-AI/Wan2.1-T2V/resolve/main/m.safetensors"},
+            "Wan2.1 is not trained here",
+        ),
     ],
 )
 def test_simpletuners_other_wans_are_refused(tmp_path: Path, named: dict[str, str], told: str) -> None:
