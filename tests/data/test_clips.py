@@ -367,6 +367,15 @@ def test_what_is_remembered_of_a_clip_is_none_of_an_image(tmp_path: Path) -> Non
         Dataset.scan(tmp_path, default_caption="x", seen=seen)
 
 
+def test_where_clips_are_asked_for_none_is_said_to_need_frames(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(clip("mp4")[:2000])
+    with pytest.raises(DatasetError) as told:
+        Dataset.scan(tmp_path, clips=True, default_caption="x", on_bad="skip")
+    assert "no usable image among 1 file, e.g. a.mp4: put images" in str(told.value)
+    assert "MOV, MP4, WEBM" in str(told.value)
+    assert "data.frames" not in str(told.value)
+
+
 def test_clips_that_are_not_asked_for_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(clip("mp4"))
     with pytest.raises(DatasetError, match=r"clips need a model of video, and data\.frames"):

@@ -100,6 +100,10 @@ def test_of_a_clip_the_frame_in_its_middle_is_seen(
     result = caption(capsys, tmp_path, "--server", server.address)
     assert result["captions_written"] == 2
     assert [(tmp_path / f"{name}.txt").read_text().strip() for name in "ab"] == ["shape 4", "shape 4"]
+    (tmp_path / "d.mp4").write_bytes((tmp_path / "a.mp4").read_bytes())
+    Image.new("RGB", (16, 24), (70, 0, 0)).save(tmp_path / "d.png")  # a still with a film beside it, as of telephones
+    assert caption(capsys, tmp_path, "--server", server.address)["captions_written"] == 1
+    assert (tmp_path / "d.txt").read_text().strip() == "shape 7"
     (tmp_path / "c.webm").write_bytes((tmp_path / "a.mp4").read_bytes()[:-400])
     result = caption(capsys, tmp_path, "--server", server.address, status=3)
     assert "c.webm: " in result["errors"][0]

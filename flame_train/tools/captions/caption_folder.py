@@ -20,7 +20,7 @@ from typing import Any, Final
 from flame_train.data.caption_files import CaptionFiles, CaptionRule
 from flame_train.data.caption_formats import MAX_CAPTION_BYTES, METADATA_NAMES, one_line
 from flame_train.data.companion_files import mask_names
-from flame_train.data.image_formats import PICTURE_ENDINGS
+from flame_train.data.image_formats import CLIP_ENDINGS, IMAGE_ENDINGS
 from flame_train.data.images import quiet_decoders
 from flame_train.data.walk import list_files
 from flame_train.disk.atomic_write import write_atomically
@@ -129,7 +129,16 @@ def _without_caption(summary: Summary, extension: str, overwrite: bool) -> list[
     """Returns the images that are to get a caption; of the others the summary says why not."""
     listing = list_files(summary.folder, "FOLDER")
     masks = frozenset(mask_names(listing.files).values())
-    images = [key for key in listing.files if _parts(key)[1].lower() in PICTURE_ENDINGS and key not in masks]
+    stills = {_parts(key)[0] for key in listing.files if _parts(key)[1].lower() in IMAGE_ENDINGS}
+    images = [
+        key
+        for key in listing.files
+        if key not in masks
+        and (
+            _parts(key)[1].lower() in IMAGE_ENDINGS
+            or (_parts(key)[1].lower() in CLIP_ENDINGS and _parts(key)[0] not in stills)
+        )
+    ]  # a film beside a still of its name shares its caption
     if not images:
         raise DataError(f"{shown(summary.folder)}: expected a folder of images, found none; name another folder")
     captions = CaptionFiles(summary.folder, listing.files, frozenset(images), CaptionRule((extension,)))
