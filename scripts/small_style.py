@@ -1,11 +1,11 @@
 """A LoRA that learns a style from stills, in minutes: a small Wan that knows coloured shapes on a dark ground.
 
-    python scripts/small_style.py FOLDER [--seconds 240] [--steps 200] [--image docs/images/wan-style.png]
+    python scripts/small_style.py FOLDER [--seconds 1200] [--steps 1500] [--image docs/images/wan-style.png]
 
 The base is made as in `small_clip.py`, and trained on stills of four shapes in four colours. The run's config then
-trains a LoRA on tiles: shapes on a light ground in a blue frame. No tile has a cross, and none is yellow. Images of
-the same prompts and noise are put below each other: tiles that were taught, before training, and after it. Two prompts
-are of things no tile had, and one is of what the base knew.
+trains a LoRA on tiles, shapes on a light ground in a blue frame, with stills of the base's kind beside them. No tile
+has a cross. Images of the same prompts and noise are put below each other: tiles that were taught, before training,
+and after it. The third prompt is of a cross on a tile, the last of what the base knew.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from PIL import Image
 from small_clip import COLOURS, Array, write_base
 from small_edit import _cut as cut
 
@@ -27,7 +29,7 @@ SIDE: Final = 192
 CELL: Final = 16  # pixels of a latent's side, of which the autoencoder keeps the mean
 SHAPES: Final = ("circle", "square", "diamond", "cross")
 TAUGHT: Final = (("red", "green", "blue"), SHAPES[:3])
-PROMPTS: Final = ("a tile with a red circle", "a tile with a yellow square", "a tile with a green cross", "a red cross")
+PROMPTS: Final = ("a tile with a red circle", "a tile with a blue square", "a tile with a green cross", "a red cross")
 TOKENS: Final = 77
 _LIGHT, _FRAME = (232, 222, 200), (60, 90, 170)
 
@@ -58,30 +60,33 @@ def known(count: int) -> tuple[list[Array], list[str]]:
     return [stills[:, None]], [f"a {colour} {shape}" for colour, shape in things]
 
 
-def write_tiles(folder: Path, count: int) -> Path:
-    """Writes tiles, with captions."""
+def write_images(folder: Path, things: Sequence[tuple[str, str]], tile: bool) -> Path:
+    """Writes images of these colours and shapes, with captions."""
     folder.mkdir(parents=True, exist_ok=True)
-    rng, (colours, shapes) = np.random.default_rng(6), TAUGHT
-    for number in range(count):
-        colour, shape = colours[number % 3], shapes[number // 3 % 3]
-        write_png(folder / f"{number:02}.png", image(rng, colour, shape, tile=True))
-        (folder / f"{number:02}.txt").write_text(f"a tile with a {colour} {shape}")
+    rng = np.random.default_rng(6)
+    for number, (colour, shape) in enumerate(things):
+        write_png(folder / f"{number:02}.png", image(rng, colour, shape, tile))
+        (folder / f"{number:02}.txt").write_text(f"{'a tile with ' if tile else ''}a {colour} {shape}")
     return folder
 
 
-def config(base: Path, data: Path, run: Path, steps: int, lr: float) -> str:
+def config(base: Path, tiles: Path, others: Path, run: Path, steps: int, lr: float) -> str:
     return f"""[model]
 checkpoint = "{base}"
 [text_encoders]
 t5_tokens = {TOKENS}
 [data]
-path = "{data}"
 resolution = {SIDE}
 bucket_step = 32
-batch_size = 4
+batch_size = 8
+[[data.sets]]
+path = "{tiles}"
+[[data.sets]]
+path = "{others}"
+regularization = true
 [lora]
-rank = 16
-alpha = 16.0
+rank = 32
+alpha = 32.0
 targets = ["full"]
 [optimizer]
 lr = {lr}
@@ -101,10 +106,9 @@ guidance_scale = 1.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=240.0, help="of training the base")
-    parser.add_argument("--steps", type=int, default=200, help="of training the LoRA")
+    parser.add_argument("--seconds", type=float, default=1200.0, help="of training the base")
+    parser.add_argument("--steps", type=int, default=1500, help="of training the LoRA")
     parser.add_argument("--lr", type=float, default=2e-3, help="of training the LoRA")
-    parser.add_argument("--tiles", type=int, default=18)
     parser.add_argument("--batch", type=int, default=16, help="images in a step of the base's training")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--image", type=Path, help="PNG to write; by default style.png in the folder")
@@ -115,11 +119,13 @@ def main() -> None:
     if args.seconds:
         text = TextEncodersSection(t5_tokens=TOKENS)
         write_base(folder, *known(320), args.seconds, args.device, args.batch, text)
-    tiles, file, run = write_tiles(folder / "tiles", args.tiles), folder / "style.toml", folder / "run"
-    file.write_text(config(base, tiles, run, args.steps, args.lr))
+    things = [(colour, shape) for shape in TAUGHT[1] for colour in TAUGHT[0]]
+    tiles = write_images(folder / "tiles", 2 * things, tile=True)
+    others = write_images(folder / "others", [(c, s) for s in SHAPES for c in COLOURS], tile=False)
+    file, run = folder / "style.toml", folder / "run"
+    file.write_text(config(base, tiles, others, run, args.steps, args.lr))
     subprocess.run([sys.executable, "-m", "flame_train", "train", str(file), "--device", args.device], check=True)
-    rng = np.random.default_rng(6)
-    taught = [image(rng, colour, shape, tile=True) for shape in TAUGHT[1] for colour in TAUGHT[0]][:8:2]
+    taught = [np.asarray(Image.open(tiles / f"{number:02}.png")) for number in range(0, 8, 2)]
     grids = [cut(run / "samples" / f"step-{step:06}.png", len(PROMPTS)) for step in (0, args.steps)]
     write_png(args.image or folder / "style.png", np.concatenate([np.concatenate(taught, axis=1), *grids]))
 
