@@ -113,10 +113,11 @@ def batch(value: Any, source: Source) -> Any:
 
 
 def examples(value: Any, source: Source) -> Any:
-    """Converts an interval in images as one in steps."""
+    """Converts an interval in images as one in steps, by the first batch size, not by that of images (train.py:632)."""
     if is_off(value):
         return NOTHING
-    size = batch(source.get("image_micro_batch_size_per_gpu") or source.get("micro_batch_size_per_gpu", 1), source)
+    named = source.get("micro_batch_size_per_gpu", 1)
+    size = named[0][1] if isinstance(named, list) else named
     return max(1, int(value) // (size * int(source.get("gradient_accumulation_steps", 1))))
 
 

@@ -46,14 +46,18 @@ def norm_epsilon(value: Any, source: Source) -> Any:
 
 def scheduled(value: Any, source: Source) -> Any:
     """Converts a schedule; REX has d = 0.9 there, and restarts go down and up again."""
-    cycles = max(1, int(source.get("learning_rate_cycles", 1)))
+    named = float(number(source.get("learning_rate_cycles", 1)))
+    cycles = max(1, round(named))
+    reasons = () if named == cycles else (f"learning_rate_cycles = {named:g}: cycles are whole here",)
     if value == "REX":
         return {"schedule.name": "rex", "schedule.rex_d": 0.9}
     if value == "COSINE_WITH_HARD_RESTARTS":
-        return {"schedule.name": "cosine_restarts", "schedule.cycles": cycles}
+        return Changed({"schedule.name": "cosine_restarts", "schedule.cycles": cycles}, "", reasons)
     if value == "COSINE_WITH_RESTARTS":
         reason = "the rate falls and rises along a cosine there, and begins anew at once here"
-        return Changed({"schedule.name": "cosine_restarts", "schedule.cycles": cycles}, "the nearest here", (reason,))
+        return Changed(
+            {"schedule.name": "cosine_restarts", "schedule.cycles": cycles}, "the nearest here", (reason, *reasons)
+        )
     return schedule(value, source)
 
 

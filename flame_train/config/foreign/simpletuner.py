@@ -231,11 +231,14 @@ def sizes(value: Any, source: Source) -> Any:
     return {"sample.width": sides[0], "sample.height": sides[-1] if len(sides) < 3 else sides[0]}
 
 
-def interval(older: str) -> Convert:
+def interval(older: str = "") -> Convert:
     """Returns the conversion of an interval, of which 0 is never, unless its `older` name has one."""
 
     def convert(value: Any, source: Source) -> Any:
-        return NOTHING if is_off(value) and not is_off(source.get(older)) else to_number(value, source)
+        steps = number(value)
+        if not is_off(steps):
+            return steps
+        return 0 if steps == 0 and is_off(source.get(older)) else NOTHING
 
     return convert
 
@@ -344,7 +347,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "lora_format": of_standard(lambda v, s: "kohya" if v == "comfyui" else "diffusers"),
         "report_to": tracked,
         "checkpoint_step_interval": interval("checkpointing_steps"),
-        "validation_step_interval": interval("validation_steps"),
+        "validation_step_interval": interval(),
         "validation_prompt": lambda v, s: [v] if v else NOTHING,
         "validation_on_startup": sample_prompts.at_first("validation_prompt"),
         "validation_negative_prompt": negative,

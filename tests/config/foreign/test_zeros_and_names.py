@@ -10,7 +10,7 @@ import pytest
 
 from flame_train.tools.import_config import import_config
 
-from .test_clips import imported
+from .test_clips import PIPE, imported
 
 _COMMAND = (
     "accelerate launch src/musubi_tuner/zimage_train_network.py --dit /d.safetensors --vae /v --text_encoder /t "
@@ -35,8 +35,33 @@ def test_simpletuners_numbers_are_text_or_not(tmp_path: Path, zero: int | str) -
     assert "weighting" not in written["loss"]
     assert "offload" not in written["model"]
     assert not listed
-    written, _, _ = imported(tmp_path, "config.json", json.dumps(told | {"validation_steps": 70}))
-    assert written["sample"]["every"] == 70
+    written, _, _ = imported(
+        tmp_path, "config.json", json.dumps(told | {"checkpointing_steps": 70, "validation_steps": 70})
+    )
+    assert (written["checkpoint"]["every"], written["sample"]["every"]) == (70, 0)  # validation.py:2780, trainer.py:951
+    never = {"checkpoint_step_interval": "None", "validation_step_interval": "None"}
+    written, _, listed = imported(tmp_path, "config.json", json.dumps(told | never))
+    assert "every" not in {**written["checkpoint"], **written.get("sample", {})}
+    assert not listed
+
+
+@pytest.mark.parametrize("batch", ["2", "[[512, 2], [1024, 1]]"])
+def test_diffusion_pipe_counts_examples_by_the_first_batch_size(tmp_path: Path, batch: str) -> None:
+    """That of images is another (train.py:420, 632)."""
+    mode = "image_micro_batch_size_per_gpu = 4\nsave_every_n_examples = 100\ngradient_accumulation_steps = 5"
+    text = PIPE.format(mode=mode).replace("micro_batch_size_per_gpu = 2", f"micro_batch_size_per_gpu = {batch}", 1)
+    written, _, _ = imported(tmp_path, "pipe.toml", text)
+    assert written["checkpoint"]["every"] == 10
+
+
+@pytest.mark.parametrize(("theirs", "cycles"), [(2.0, 2), (1.75, 2), ("3", 3)])
+def test_onetrainers_cycles_are_whole_here(tmp_path: Path, theirs: float | str, cycles: int) -> None:
+    """They are a float there (modules/util/lr_scheduler_util.py:72)."""
+    told = {"training_method": "LORA", "model_type": "FLUX_DEV_1", "base_model_name": "/m"}
+    told |= {"learning_rate_scheduler": "COSINE_WITH_HARD_RESTARTS", "learning_rate_cycles": theirs}
+    written, _, listed = imported(tmp_path, "config.json", json.dumps(told))
+    assert written["schedule"]["cycles"] == cycles
+    assert ("learning_rate_cycles = 1.75: cycles are whole here" in listed) == (theirs == 1.75)
 
 
 @pytest.mark.parametrize(
