@@ -39,6 +39,7 @@ def trained(folder: Path, family: str, model: dict[str, str]) -> dict[str, float
     return {f"{kind} {when}": loss for kind, losses in found.items() for when, loss in losses.items()}
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.proof  # the layers' products and gradients are held to references by faster ones; here they add up
 @pytest.mark.parametrize("family", ["sdxl", "zimage"])
 def test_500_steps_in_int8_end_within_a_per_cent_of_bf16(tmp_path: Path, family: str) -> None:
