@@ -11,10 +11,9 @@ import io
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -39,13 +38,11 @@ MAX_FRAMES = 20_000
 MAX_CLIP_PIXELS = 1 << 34  # of all frames: five minutes of 1920 x 1080 at 30 a second
 
 _LOOKED_AT = 24  # frames a second, to find the middle
-_REST = Fraction(1)  # seconds of an animation's last frame that count, where it is shown for longer than others
 _KEPT_PIXELS = 1 << 27  # of the frames that a reader keeps: 64 of 1920 x 1080
 
 _DEMUXERS = {image_formats.VIDEO: "mov", image_formats.WEBM: "matroska"}
 _CODECS = frozenset("h264 hevc vp8 vp9 libvpx libvpx-vp9 av1 libdav1d mpeg4 mjpeg prores".split())
 _HDR = (16, 18)  # FFmpeg's numbers of the transfer functions PQ and HLG
-_SPACES = (0, 1, 2, 4, 5, 6, 7, 9)  # FFmpeg's numbers of the colour spaces that it converts
 _UNSPECIFIED, _BT709, _BT601 = 2, 1, 5  # FFmpeg's numbers of colour spaces
 EXACT = {"interpolation": 4 | 1 << 18 | 1 << 19, "threads": 1}
 """How FFmpeg converts colours: bicubic, rounded alike wherever the pixels lie in memory."""
@@ -66,11 +63,6 @@ class ClipRule:
     def spans(self, seconds: float) -> tuple[Span, ...]:
         """Returns those of a clip of this time from first to last frame. Raises DataError for one that is too short."""
         there = frames_at(seconds, self.fps)
-        if there > MAX_FRAMES:
-            raise DataError(
-                f"a clip of {seconds:,.0f} seconds, which is more than {MAX_FRAMES:,} frames at {self.fps} a second: "
-                "cut it into shorter clips, or convert it if it is shorter than it says"
-            )
         count = max((count for count in self.frames if count <= there), default=0)
         if not count:
             raise DataError(
@@ -118,11 +110,7 @@ def probe_clip(data: bytes, name: str) -> ImageInfo | None:
     """Decodes a clip to its end, and returns the facts about it; None for an image. Raises DataError."""
     if not is_clip(data):
         return None
-    last: Frame | None = None
-    for frame in frames_of(data, name):
-        if last is None:
-            frame.pixels()  # colours that cannot be converted are told now
-        last = frame
+    last = next(iter(deque(frames_of(data, name), maxlen=1)), None)
     if last is None:
         raise _no_frames(name)
     digest = hashlib.sha256(data).hexdigest()
@@ -146,41 +134,33 @@ def load_still(path: Path, *, name: str | None = None, middle: bool = False) -> 
 
 
 class ClipReader:
-    """Reads parts of a clip, by one thread at a time.
+    """Reads parts of a clip, by one thread at a time. In the order of their beginnings no frame is decoded twice.
 
-    The frames from the first part on that is still to be read are kept, up to a number of pixels. So parts in the order
-    of their beginnings decode each frame once, unless a part that is read again has more.
+    The frames of the last part are kept for that, and of those that other threads wait for. A part that begins before
+    them is read from the clip's beginning.
     """
 
-    def __init__(self, path: Path, sha256: str, begins: Iterable[Fraction] = ()) -> None:
-        """Takes the file, the hash that it had, and when its parts begin. Nothing is read yet."""
+    def __init__(self, path: Path, sha256: str) -> None:
+        """Takes the file and the hash that it had. Nothing is read yet."""
         self._path, self._sha256, self._lock = path, sha256, Lock()
-        self.begins = list(begins)
-        """Of the parts that are to be read."""
         self._coming: Iterator[Frame] = iter(())
-        self._kept = deque[Frame]()
+        self._kept, self._begins = deque[Frame](), list[Fraction]()
 
-    def part(self, span: Span, made: Callable[[Pixels], Pixels] = np.asarray) -> list[Pixels]:
-        """Returns what is made of each frame of a span, uint8 RGB (H, W, 3). DataError if the file is another one now.
-
-        An error of `made` is raised.
-        """
+    def part(self, span: Span) -> Iterator[Pixels]:
+        """Yields the pixels of a span's frames, uint8 RGB (H, W, 3). DataError if the file is another one now."""
         begin = Fraction(span.first, span.fps)
+        self._begins.append(begin)
         with self._lock:
-            if begin not in self.begins:
-                self.begins.append(begin)
             try:
                 if not self._kept or begin < self._kept[0].time:
                     self._kept.clear()
                     self._coming = frames_of(self._data(), shown(self._path))
-                found = [made(pixels) for pixels in chosen_frames(self._onward(), span)]
-            except BaseException:
+                yield from chosen_frames(self._onward(), span)
+            except DataError:
                 self._kept.clear()
                 raise
             finally:
-                self.begins.remove(begin)
-            self._let_go()
-            return found
+                self._begins.remove(begin)
 
     def _data(self) -> bytes:
         data = read_bytes(self._path, limit=MAX_CLIP_BYTES, name=shown(self._path))
@@ -189,22 +169,30 @@ class ClipReader:
         return data
 
     def _onward(self) -> Iterator[Frame]:
-        """Yields the kept frames and those that follow."""
+        """Yields the kept frames and those that follow, of which the ones that parts begin with or have are kept."""
         yield from tuple(self._kept)
         for frame in self._coming:
             self._kept.append(frame)
-            self._let_go()
+            while len(self._kept) > 1 and (
+                self._kept[1].time <= min(self._begins) or len(self._kept) * math.prod(frame.size) > _KEPT_PIXELS
+            ):
+                self._kept.popleft()
             yield frame
 
-    def _let_go(self) -> None:
-        """Forgets the frames before the parts to come, and those that are too many."""
-        first = min(self.begins, default=None)
-        while len(self._kept) > 1 and (
-            first is None
-            or self._kept[1].time <= first
-            or len(self._kept) * math.prod(self._kept[0].size) > _KEPT_PIXELS
-        ):
-            self._kept.popleft()
+
+OpenClip = Callable[[Path, str], ClipReader]
+"""(file, its hash) -> its reader."""
+
+
+def clip_readers(count: int) -> OpenClip:
+    """Returns what gives a clip's reader to any thread, and keeps so many."""
+    lock, kept = Lock(), lru_cache(count)(ClipReader)
+
+    def reader(path: Path, sha256: str) -> ClipReader:
+        with lock:
+            return kept(path, sha256)
+
+    return reader
 
 
 def frames_at(seconds: float, fps: int) -> int:
@@ -250,25 +238,14 @@ def frames_of(data: bytes, name: str) -> Iterator[Frame]:
             raise DataError(f"{name}: its frames have several sizes: convert it to one size")
         if time <= before:
             raise DataError(f"{name}: its frames have no rising times: convert it, or copy it again")
-        yield Frame(time, frame.size, partial(_converted, frame, name))
+        yield Frame(time, frame.size, frame.pixels)
         before = time
 
 
 def _judged(frames: Iterator[Frame], name: str) -> Iterator[Frame]:
-    with _judging(name):
-        yield from frames
-
-
-def _converted(frame: Frame, name: str) -> Pixels:
-    with _judging(name):
-        return frame.pixels()
-
-
-@contextmanager
-def _judging(name: str) -> Iterator[None]:
-    """Makes a DataError of whatever a decoder raises."""
+    """Yields the frames; whatever a decoder raises becomes a DataError."""
     try:
-        yield
+        yield from frames
     except FlameError:
         raise
     except Image.DecompressionBombError as error:
@@ -316,8 +293,8 @@ def _animation(data: bytes, found: str, name: str) -> Iterator[Frame]:
             shown = int(image.info.get("duration") or 0)
             times.append(Fraction(shown if shown > 10 else 100, 1000))
             time += times[-1]
-        if last is not None and (rest := min(times[-1], _REST)) >= 2 * min(times):  # equal frames are stored as one
-            yield Frame(last.time + rest - min(times), last.size, last.pixels)
+        if last is not None and times[-1] >= 2 * min(times):  # encoders make one frame of equal ones
+            yield Frame(time - min(times), last.size, last.pixels)
 
 
 def _video(data: bytes, found: str, name: str) -> Iterator[Frame]:
@@ -351,8 +328,6 @@ def _video_frame(frame: Any, track: Any, name: str) -> Frame:
     """Returns a frame of PyAV's. Raises DataError for one that has no time or no defined colours."""
     if frame.is_corrupt or frame.pts is None or frame.time_base is None:
         raise DataError(f"{name}: the video is damaged, or a frame has no time: copy or convert it again")
-    if int(frame.colorspace) not in _SPACES:
-        raise DataError(f"{name}: its colours are of no usual kind ({int(frame.colorspace)}): convert it to H.264")
     if int(frame.color_trc) in _HDR:
         raise DataError(f"{name}: the video is HDR, whose colours have no fixed place in sRGB: convert it to SDR")
     shape = track.sample_aspect_ratio

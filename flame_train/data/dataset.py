@@ -152,7 +152,7 @@ class Dataset:
         if fatal:
             raise DatasetError(path, fatal, items)
         if not items:
-            raise DatasetError(path, [*scan.bad, _no_image(listing.files, clips)])
+            raise DatasetError(path, [*scan.bad, _no_image(listing.files)])
         skipped = [f"left out: {problem}" for problem in grouped(scan.bad)]
         return cls(path, tuple(items), repeats, by_folder, (*listing.notices, *scan.notices, *skipped))
 
@@ -362,11 +362,10 @@ class _Scan:
             self.notices.append(f"{are} passed over ({kinds}), e.g. {shown(others[0])}{_about_clips(others)}")
 
 
-def _no_image(files: Sequence[str], clips: bool) -> str:
+def _no_image(files: Sequence[str]) -> str:
     among = f" among {counted(len(files), 'file')}, e.g. {shown(files[0])}" if files else ""
-    kinds = [*sorted(IMAGES), *(sorted(ending[1:].upper() for ending in CLIP_ENDINGS) if clips else [])]
-    wanted = f"put images with captions into the folder ({', '.join(kinds)})"
-    return f"no usable image{among}: {wanted}{'' if clips else _about_clips(files)}"
+    wanted = f"put images with captions into the folder ({', '.join(sorted(IMAGES))})"
+    return f"no usable image{among}: {wanted}{_about_clips(files)}"
 
 
 def _about_clips(files: Sequence[str]) -> str:

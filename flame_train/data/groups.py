@@ -10,7 +10,7 @@ from typing import Any
 
 from flame_train.data.buckets import width_by_height
 from flame_train.data.samples import Sample, Samples
-from flame_train.errors import ConfigError, DataError, counted, shown
+from flame_train.errors import ConfigError, DataError, shown
 
 _LISTED = 10
 
@@ -47,7 +47,7 @@ def grouped(samples: Samples, endings: Sequence[str]) -> Samples:
             continue
         first, *others = (members[ending] for ending in endings)
         if other := next((row for row in others if row.shape != first.shape), None):
-            sizes = (_size(row) for row in (first, other))
+            sizes = (width_by_height(row.placement.bucket) for row in (first, other))
             problems.append(f"{shown(stem)}: expected images of one size, got buckets of {' and '.join(sizes)}")
             continue
         rows += [first, *(_with_texts(row, first) for row in others)]
@@ -56,11 +56,6 @@ def grouped(samples: Samples, endings: Sequence[str]) -> Samples:
         lines = [f"  {line}" for line in (*problems[:_LISTED], *more)]
         raise DataError("\n".join(["data.path: loss.objective wants groups of images:", *lines]))
     return replace(samples, rows=tuple(rows), group=len(endings))
-
-
-def _size(row: Sample) -> str:
-    frames = f" with {counted(row.placement.frames, 'frame')}" if row.placement.span is not None else ""
-    return f"{width_by_height(row.placement.bucket)}{frames}"
 
 
 def _with_texts(row: Sample, first: Sample) -> Sample:

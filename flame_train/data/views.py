@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from flame_train.data.buckets import Placement, Span, resize_and_crop
-from flame_train.data.clips import ClipReader
+from flame_train.data.buckets import Placement, resize_and_crop
+from flame_train.data.clips import ClipReader, OpenClip
 from flame_train.data.images import load_image
 from flame_train.data.order import fraction
 from flame_train.errors import DataError, shown
@@ -119,57 +117,23 @@ class ViewedImage:
     sha256: str
     view: View
 
-    def pixels(self, readers: ClipReaders | None = None) -> np.ndarray[Any, Any]:
-        """Returns uint8 (h, w, 3), or (f, h, w, 3) of a clip, which `readers` read.
+    def pixels(self, reader: OpenClip = ClipReader) -> np.ndarray[Any, Any]:
+        """Returns uint8 (h, w, 3), or (f, h, w, 3) of a clip, which `reader` reads.
 
         Raises DataError if the file is another one than the plan has read.
         """
         if (span := self.view.placement.span) is not None:
-            return np.stack((readers or ClipReaders([self])).part(self, span, self.view.pixels))
+            return np.stack([self.view.pixels(frame) for frame in reader(self.path, self.sha256).part(span)])
         return self.view.pixels(self.picture())
 
-    def picture(self, readers: ClipReaders | None = None) -> np.ndarray[Any, Any]:
+    def picture(self, reader: OpenClip = ClipReader) -> np.ndarray[Any, Any]:
         """Returns uint8 (H, W, 3): the image, or the first frame of the clip. Raises DataError as `pixels`."""
         if (span := self.view.placement.span) is not None:
-            return (readers or ClipReaders([self])).part(self, replace(span, count=1))[0]
+            return next(reader(self.path, self.sha256).part(span))
         pixels, info = load_image(self.path)
         if info.sha256 != self.sha256:
             raise DataError(f"{shown(self.path)}: was changed while the dataset was being read; start again")
         return pixels
-
-
-class ClipReaders:
-    """Reads parts of clips that are known beforehand, by several threads. A clip is let go after its last part."""
-
-    def __init__(self, images: Iterable[ViewedImage]) -> None:
-        """Takes all that will be read, each once."""
-        self._begins: dict[tuple[Any, ...], list[Fraction]] = {}
-        for image in images:
-            if (span := image.view.placement.span) is not None:
-                self._begins.setdefault(_clip(image), []).append(Fraction(span.first, span.fps))
-        self._open: dict[tuple[Any, ...], ClipReader] = {}
-        self._lock = Lock()
-
-    def part(
-        self, image: ViewedImage, span: Span, made: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]] = np.asarray
-    ) -> list[np.ndarray[Any, Any]]:
-        """Returns what is made of each frame of a span. Raises DataError as `ClipReader`."""
-        clip = _clip(image)
-        with self._lock:
-            if clip not in self._open:
-                self._open[clip] = ClipReader(image.path, image.sha256, self._begins.get(clip, ()))
-            reader = self._open[clip]
-        try:
-            return reader.part(span, made)
-        finally:
-            with self._lock:
-                if not reader.begins:
-                    self._open.pop(clip, None)
-
-
-def _clip(image: ViewedImage) -> tuple[Any, ...]:
-    """Returns the clip of a part, at the size at which all of it is read in a row."""
-    return image.path, image.sha256, image.view.placement.shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
+from flame_train.data.clips import OpenClip, clip_readers
 from flame_train.data.grid import Pixels, grid, png
 from flame_train.data.images import load_image
 from flame_train.data.samples import Sample
-from flame_train.data.views import ClipReaders
 from flame_train.errors import FlameError, shown
 from flame_train.io.json_values import json_tree, number, rows, table, text, whole
 from flame_train.io.runfolder import RunFolder
@@ -65,8 +65,7 @@ def sheet_of(some: Sequence[Sample], comment: str) -> bytes:
     rows = -(-len(some) // COLUMNS)
     sheet = Image.new("RGB", (COLUMNS * CELL, max(rows, 1) * CELL), _GREY)
     with ThreadPoolExecutor(4) as threads:
-        made = partial(_thumbnail, ClipReaders(sample.seen(0) for sample in some))
-        for number, small in enumerate(threads.map(made, some, range(len(some)))):
+        for number, small in enumerate(threads.map(partial(_thumbnail, clip_readers(4)), some, range(len(some)))):
             if small is not None:
                 sheet.paste(small, cell_of(number, some[number].item.size)[:2])
     buffer = io.BytesIO()
@@ -92,11 +91,11 @@ def sheet_of_some(sheet: bytes, images: Sequence[TrainedImage]) -> tuple[bytes, 
     return buffer.getvalue(), [replace(image, cell=cell) for image, cell in zip(images, cells, strict=True)]
 
 
-def _thumbnail(readers: ClipReaders, sample: Sample, number: int) -> Image.Image | None:
+def _thumbnail(reader: OpenClip, sample: Sample, number: int) -> Image.Image | None:
     left, top, right, bottom = cell_of(number, sample.item.size)
     size = right - left, bottom - top
     try:
-        pixels = sample.seen(0).picture(readers)
+        pixels = sample.seen(0).picture(reader)
         small = Image.fromarray(pixels).resize(size, Image.Resampling.BOX)
         if sample.item.mask is not None:
             mask = Image.fromarray(sample.item.mask.read()).resize(size, Image.Resampling.BOX)

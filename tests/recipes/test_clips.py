@@ -193,7 +193,7 @@ def test_a_grid_of_clips_that_no_webp_holds_is_told_before_anything_is_drawn(
     prompts = ", ".join(f'"{number}"' for number in range(9))
     settings = f"sample.prompts=[{prompts}]", "sample.width=5504", "sample.frames=5"
     assert train(*settings) == 2
-    told = "sample.prompts: a grid of 9 clips has a side of 16,520 pixels, and WebP and MP4 have at most 16,383"
+    told = "sample.prompts: a grid of 9 clips has a side of 16,520 pixels, and a WebP has at most 16,383"
     assert told in capsys.readouterr().err
     words = "sample", "-m", str(base), "-o", str(tmp_path / "a.webp"), "--width", "8192", "--frames", "5"
     assert cli.run([*words, *("-p", "x") * 2, "--device", "cpu", "--precision", "fp32"]) == 2

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flame_train.config.load import load_located
 from flame_train.data.buckets import Size
+from flame_train.data.clips import clip_readers
 from flame_train.data.grid import Pixels, contact_sheet, fingerprint, groups, png, sharpness, side_by_side, thumbnail
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import DataSet
-from flame_train.data.views import ClipReaders
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import make_folder, refuse_folder
 from flame_train.errors import OutputError, shown
@@ -66,28 +65,18 @@ def report(source: str, overrides: Sequence[str], output: Path, force: bool) -> 
 
 
 def _look(samples: Samples, stop: StopRequest) -> _Findings:
-    looks, readers = _Findings(), ClipReaders(row.seen(0) for row in _looked_at(samples))
+    looks, reader = _Findings(), clip_readers(1)
     for name, row in zip(samples.names, samples.rows, strict=True):
         shown_name, sheet = shown(name), looks.sheets.setdefault(row.placement.bucket, [])
         first = shown_name not in looks.hashes
         if first or len(sheet) < _ON_A_SHEET:
-            pixels = row.seen(0).picture(readers)
+            pixels = row.seen(0).picture(reader)
             if first:
                 _look_at(looks, shown_name, row, pixels)
             if len(sheet) < _ON_A_SHEET:
                 sheet.append(_on_sheet(row, pixels))
         stop.check("while looking at images")
     return looks
-
-
-def _looked_at(samples: Samples) -> Iterator[Sample]:
-    """Yields the samples that are decoded."""
-    names, on_sheets = set[str](), Counter[Size]()
-    for name, row in zip(samples.names, samples.rows, strict=True):
-        if name not in names or on_sheets[row.placement.bucket] < _ON_A_SHEET:
-            yield row
-        names.add(name)
-        on_sheets[row.placement.bucket] += 1
 
 
 def _on_sheet(row: Sample, pixels: Pixels) -> Pixels:

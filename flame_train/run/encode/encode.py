@@ -11,11 +11,12 @@ from typing import TypeVar
 import numpy as np
 
 from flame_train.data.cache import DiskCache, Shapes
+from flame_train.data.clips import clip_readers
 from flame_train.data.companion_files import latent_mask, loss_weights, refuse_black
 from flame_train.data.images import Facts, remember
 from flame_train.data.order import FIRST, Choice
 from flame_train.data.samples import EncoderInput, Sample
-from flame_train.data.views import ClipReaders, ViewedImage
+from flame_train.data.views import ViewedImage
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.preflight import make_folder, preflight, size, user_cache
 from flame_train.distributed.group import ProcessGroup
@@ -29,7 +30,7 @@ from flame_train.models.common.control import by_name
 from flame_train.models.common.model import Example, encoder_outputs
 from flame_train.networks.fixed_batch import HostArrays
 from flame_train.progress import progress
-from flame_train.run.encode.encoders import Pipeline, load_encoders, pixels_ahead
+from flame_train.run.encode.encoders import READERS, Pipeline, load_encoders, pixels_ahead
 from flame_train.run.plan.encoding import Encoding, Keys, named_for_cache
 from flame_train.run.plan.plan import Plan
 from flame_train.text_encoders.running import tokens_of
@@ -240,9 +241,9 @@ def _encode_images(encoding: Encoding, cache: DiskCache, images: Mapping[str, Vi
     for key, image in images.items():
         buckets.setdefault(image.view.placement.shape, []).append(key)
     batches = [[key] for keys in buckets.values() for key in keys]  # of one shape in a row, which is captured
-    readers = ClipReaders(images[key] for keys in buckets.values() for key in keys)
+    reader = clip_readers(READERS)
     pipeline = Pipeline[str, HostArrays](
-        lambda key: vae.inputs(images[key].pixels(readers)),
+        lambda key: vae.inputs(images[key].pixels(reader)),
         vae.encoder().start,
         lambda key, example: _keep(cache, key, shown(images[key].path), example),
         overlapped,
