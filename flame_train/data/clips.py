@@ -11,11 +11,12 @@ import io
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from threading import Lock
 from types import ModuleType
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from flame_train.data.buckets import Size, Span
 from flame_train.data.clip_containers import check_mp4, check_webm
 from flame_train.data.colour import WHITE, to_rgb
 from flame_train.data.file_reading import read_bytes
-from flame_train.data.images import MAX_FILE_BYTES, ImageInfo, load_image
+from flame_train.data.images import MAX_FILE_BYTES, ImageInfo, decode_image
 from flame_train.errors import DataError, FlameError, shown
 
 Pixels = np.ndarray[Any, Any]
@@ -37,13 +38,15 @@ MAX_FRAME_PIXELS = 1 << 24  # 4096 x 4096
 MAX_FRAMES = 20_000
 MAX_CLIP_PIXELS = 1 << 34  # of all frames: five minutes of 1920 x 1080 at 30 a second
 
-_LOOKED_AT = 24  # frames a second, to find the middle
-_KEPT_PIXELS = 1 << 27  # of the frames that a reader keeps: 64 of 1920 x 1080
+_APART = 32  # frames of which the middle one is chosen
+_STILL_S = 10  # that a frame may be shown for
+_REST = 8  # frames that one at an animation's end may stand for
 
 _DEMUXERS = {image_formats.VIDEO: "mov", image_formats.WEBM: "matroska"}
 _CODECS = frozenset("h264 hevc vp8 vp9 libvpx libvpx-vp9 av1 libdav1d mpeg4 mjpeg prores".split())
 _HDR = (16, 18)  # FFmpeg's numbers of the transfer functions PQ and HLG
 _UNSPECIFIED, _BT709, _BT601 = 2, 1, 5  # FFmpeg's numbers of colour spaces
+_SPACES = (0, 1, 4, 5, 6, 7, 9)  # that it converts: RGB, BT.709, FCC, BT.601 (two), SMPTE 240M, BT.2020
 EXACT = {"interpolation": 4 | 1 << 18 | 1 << 19, "threads": 1}
 """How FFmpeg converts colours: bicubic, rounded alike wherever the pixels lie in memory."""
 _HIGH_DEFINITION = 720  # lines, from which on a video that does not say so is of BT.709
@@ -61,8 +64,13 @@ class ClipRule:
     extraction: Extraction = "head"
 
     def spans(self, seconds: float) -> tuple[Span, ...]:
-        """Returns those of a clip of this time from first to last frame. Raises DataError for one that is too short."""
+        """Returns those of a clip of this time from first to last frame. DataError for one too short or too long."""
         there = frames_at(seconds, self.fps)
+        if there > MAX_FRAMES:
+            raise DataError(
+                f"a clip of {there:,} frames at {self.fps} a second, expected at most {MAX_FRAMES:,}: cut it into "
+                "shorter clips"
+            )
         count = max((count for count in self.frames if count <= there), default=0)
         if not count:
             raise DataError(
@@ -109,10 +117,14 @@ def is_clip(data: bytes) -> bool:
 def probe_clip(data: bytes, name: str) -> ImageInfo | None:
     """Decodes a clip to its end, and returns the facts about it; None for an image. Raises DataError."""
     if not is_clip(data):
+        _refuse_other(data, name)
         return None
-    last = next(iter(deque(frames_of(data, name), maxlen=1)), None)
-    if last is None:
+    frames = frames_of(data, name)
+    first = next(frames, None)
+    if first is None:
         raise _no_frames(name)
+    first.pixels()  # whose colours may be such as nothing converts
+    last = next(iter(deque(frames, maxlen=1)), first)
     digest = hashlib.sha256(data).hexdigest()
     return ImageInfo(*last.size, image_formats.sniff(data), "RGB", digest, seconds=float(last.time))
 
@@ -125,74 +137,31 @@ def load_still(path: Path, *, name: str | None = None, middle: bool = False) -> 
     label = shown(path) if name is None else name
     data = read_bytes(path, limit=MAX_FILE_BYTES, name=label)
     if not is_clip(data):
-        return load_image(path, name=label)[0]
-    whole = probe_clip(data, label) if middle else None
-    first = 0 if whole is None else frames_at(whole.seconds or 0.0, _LOOKED_AT) // 2
-    for pixels in chosen_frames(frames_of(data, label), Span(first, 1, _LOOKED_AT)):
-        return pixels
-    raise _no_frames(label)
+        _refuse_other(data, label)
+        return decode_image(data, label)
+    frames = frames_of(data, label)
+    frame = _in_the_middle(frames) if middle else next(frames, None)
+    if frame is None:
+        raise _no_frames(label)
+    return frame.pixels()
 
 
-class ClipReader:
-    """Reads parts of a clip, by one thread at a time. In the order of their beginnings no frame is decoded twice.
-
-    The frames of the last part are kept for that, and of those that other threads wait for. A part that begins before
-    them is read from the clip's beginning.
-    """
-
-    def __init__(self, path: Path, sha256: str) -> None:
-        """Takes the file and the hash that it had. Nothing is read yet."""
-        self._path, self._sha256, self._lock = path, sha256, Lock()
-        self._coming: Iterator[Frame] = iter(())
-        self._kept, self._begins = deque[Frame](), list[Fraction]()
-
-    def part(self, span: Span) -> Iterator[Pixels]:
-        """Yields the pixels of a span's frames, uint8 RGB (H, W, 3). DataError if the file is another one now."""
-        begin = Fraction(span.first, span.fps)
-        self._begins.append(begin)
-        with self._lock:
-            try:
-                if not self._kept or begin < self._kept[0].time:
-                    self._kept.clear()
-                    self._coming = frames_of(self._data(), shown(self._path))
-                yield from chosen_frames(self._onward(), span)
-            except DataError:
-                self._kept.clear()
-                raise
-            finally:
-                self._begins.remove(begin)
-
-    def _data(self) -> bytes:
-        data = read_bytes(self._path, limit=MAX_CLIP_BYTES, name=shown(self._path))
-        if hashlib.sha256(data).hexdigest() != self._sha256:
-            raise DataError(f"{shown(self._path)}: was changed while the dataset was being read; start again")
-        return data
-
-    def _onward(self) -> Iterator[Frame]:
-        """Yields the kept frames and those that follow, of which the ones that parts begin with or have are kept."""
-        yield from tuple(self._kept)
-        for frame in self._coming:
-            self._kept.append(frame)
-            while len(self._kept) > 1 and (
-                self._kept[1].time <= min(self._begins) or len(self._kept) * math.prod(frame.size) > _KEPT_PIXELS
-            ):
-                self._kept.popleft()
-            yield frame
+def _in_the_middle(frames: Iterable[Frame]) -> Frame | None:
+    """Returns the frame nearest to half of the time, of many frames to a part in `_APART` of it; None if none is."""
+    kept, every, last = list[Frame](), 1, None
+    for number, last in enumerate(frames):
+        if number % every == 0:
+            kept.append(last)
+        if len(kept) > _APART:
+            kept, every = kept[::2], 2 * every
+    return None if last is None else min(kept, key=lambda frame: abs(2 * frame.time - last.time))
 
 
-OpenClip = Callable[[Path, str], ClipReader]
-"""(file, its hash) -> its reader."""
-
-
-def clip_readers(count: int) -> OpenClip:
-    """Returns what gives a clip's reader to any thread, and keeps so many."""
-    lock, kept = Lock(), lru_cache(count)(ClipReader)
-
-    def reader(path: Path, sha256: str) -> ClipReader:
-        with lock:
-            return kept(path, sha256)
-
-    return reader
+def _refuse_other(data: bytes, name: str) -> None:
+    """Raises DataError for what is called a video, and is neither one that can be read nor an image."""
+    found = image_formats.sniff(data)
+    if data and found not in image_formats.IMAGES and Path(name).suffix.lower() in image_formats.CLIP_ENDINGS:
+        raise DataError(f"{name}: {image_formats.refusal(found, clip=True)}")
 
 
 def frames_at(seconds: float, fps: int) -> int:
@@ -200,25 +169,25 @@ def frames_at(seconds: float, fps: int) -> int:
     return math.floor(seconds * fps + 0.5) + 1
 
 
-def chosen_frames(frames: Iterable[Frame], span: Span) -> Iterator[Pixels]:
-    """Yields the pixels of a span's frames: for each time the frame that is nearest, of two the earlier."""
-    number, before, pixels = 0, None, None
+def at_times(frames: Iterable[Frame], fps: int) -> Iterator[Frame]:
+    """Yields for each time, from 0 on and `fps` a second, the frame that is nearest, of two the earlier; without end.
 
-    def time() -> Fraction:
-        return Fraction(span.first + number, span.fps)
-
+    After the last frame it is that one.
+    """
+    number, before = 0, None
     for frame in frames:
-        while before is not None and number < span.count and 2 * time() <= before.time + frame.time:
-            pixels = before.pixels() if pixels is None else pixels
-            yield pixels
+        while before is not None and 2 * Fraction(number, fps) <= before.time + frame.time:
+            yield before
             number += 1
-        if number == span.count:
-            return
-        before, pixels = frame, None
-    while before is not None and number < span.count:
-        pixels = before.pixels() if pixels is None else pixels
-        yield pixels
-        number += 1
+        before = frame
+    while before is not None:
+        yield before
+
+
+def chosen_frames(frames: Iterable[Frame], span: Span) -> Iterator[Pixels]:
+    """Yields the pixels of a span's frames."""
+    for frame in islice(at_times(frames, span.fps), span.first, span.first + span.count):
+        yield frame.pixels()
 
 
 def frames_of(data: bytes, name: str) -> Iterator[Frame]:
@@ -238,14 +207,25 @@ def frames_of(data: bytes, name: str) -> Iterator[Frame]:
             raise DataError(f"{name}: its frames have several sizes: convert it to one size")
         if time <= before:
             raise DataError(f"{name}: its frames have no rising times: convert it, or copy it again")
-        yield Frame(time, frame.size, frame.pixels)
+        if time - before > _STILL_S and number:
+            raise DataError(
+                f"{name}: one frame is shown for {float(time - before):,.0f} s, after {float(before):,.1f} s, expected "
+                f"at most {_STILL_S} s: cut that out"
+            )
+        yield Frame(time, frame.size, _judging(name)(frame.pixels))
         before = time
 
 
 def _judged(frames: Iterator[Frame], name: str) -> Iterator[Frame]:
-    """Yields the frames; whatever a decoder raises becomes a DataError."""
-    try:
+    with _judging(name):
         yield from frames
+
+
+@contextmanager
+def _judging(name: str) -> Iterator[None]:
+    """Makes a DataError of whatever a decoder raises."""
+    try:
+        yield
     except FlameError:
         raise
     except Image.DecompressionBombError as error:
@@ -294,7 +274,9 @@ def _animation(data: bytes, found: str, name: str) -> Iterator[Frame]:
             times.append(Fraction(shown if shown > 10 else 100, 1000))
             time += times[-1]
         if last is not None and times[-1] >= 2 * min(times):  # encoders make one frame of equal ones
-            yield Frame(time - min(times), last.size, last.pixels)
+            # what is longer is a pause before it begins again
+            rest = min(times[-1], _REST * min(times), _STILL_S + min(times))
+            yield Frame(time - times[-1] + rest - min(times), last.size, last.pixels)
 
 
 def _video(data: bytes, found: str, name: str) -> Iterator[Frame]:
@@ -336,6 +318,8 @@ def _video_frame(frame: Any, track: Any, name: str) -> Frame:
     turns = round(frame.rotation / 90) % 4
     usual = _BT709 if frame.height >= _HIGH_DEFINITION else _BT601
     space = usual if int(frame.colorspace) == _UNSPECIFIED else int(frame.colorspace)
+    if space not in _SPACES:
+        raise DataError(f"{name}: its colours are of a space (FFmpeg's {space}) that is not read: convert it to BT.709")
 
     def pixels() -> Pixels:
         raw = frame.to_ndarray(format="rgb24", src_colorspace=space, **EXACT)

@@ -137,10 +137,13 @@ class ControlFolder:
         """Lists the folder. Raises DataError if there is none."""
         self.root = root
         self._keys: dict[str, list[str]] = {}
+        self._clips: dict[str, str] = {}
         for key in list_files(root, "data.control").files:
             stem, ending = os.path.splitext(key)
             if ending.lower() in IMAGE_ENDINGS:
                 self._keys.setdefault(stem, []).append(key)
+            elif ending.lower() in CLIP_ENDINGS:
+                self._clips[stem] = key
         self._same = matcher(self._keys)
 
     def key_for(self, image: str) -> str:
@@ -156,7 +159,8 @@ class ControlFolder:
             )
         raise DataError(
             f"{shown(image)}: expected a control image {shown(stem)} ({', '.join(sorted(IMAGES))}) in "
-            f"{shown(self.root)}, got none: add it, or remove the image"
+            f"{shown(self.root)}, got {shown(self._clips[stem]) + ', a clip' if stem in self._clips else 'none'}: add "
+            "it, or remove the image"
         )
 
     def keys_for(self, images: Iterable[str]) -> list[str]:

@@ -18,7 +18,8 @@ from typing import Literal, Self
 from flame_train.data.caption_files import CAPTION_ENDINGS, CaptionFiles, CaptionRule
 from flame_train.data.clips import probe_clip
 from flame_train.data.companion_files import Control, ControlFolder, Mask, find_mask, mask_names, masks_in
-from flame_train.data.image_formats import CLIP_ENDINGS, IMAGE_ENDINGS, IMAGES, PICTURE_ENDINGS
+from flame_train.data.file_names import about_clips, clips_named_as_masks, no_image, of_one_name
+from flame_train.data.image_formats import IMAGE_ENDINGS, PICTURE_ENDINGS
 from flame_train.data.images import Animated, Facts, ImageInfo, alpha_and_orientation, load_alpha, probe, quiet_decoders
 from flame_train.data.problems import grouped
 from flame_train.data.walk import Listing, list_files, matcher
@@ -152,7 +153,7 @@ class Dataset:
         if fatal:
             raise DatasetError(path, fatal, items)
         if not items:
-            raise DatasetError(path, [*scan.bad, _no_image(listing.files)])
+            raise DatasetError(path, [*scan.bad, no_image(listing.files, clips)])
         skipped = [f"left out: {problem}" for problem in grouped(scan.bad)]
         return cls(path, tuple(items), repeats, by_folder, (*listing.notices, *scan.notices, *skipped))
 
@@ -202,7 +203,10 @@ class _Scan:
         self._controls = controls
         for folder in (mask_folder, *(each.root for each in controls)):
             self.files = _outside(folder, root, self.files)
-        self._images = [key for key in self.files if _ending(key) in self._endings and key not in taken]
+        wrong = clips_named_as_masks(self.files) if clips else {}
+        self.bad += wrong.values()
+        not_images = taken | wrong.keys()
+        self._images = [key for key in self.files if _ending(key) in self._endings and key not in not_images]
         self._captions = CaptionFiles(root, self.files, frozenset(self._images), captions)
         self._mask_paths = {stem: root / key for stem, key in beside.items()}
         if mask_folder is not None:
@@ -338,7 +342,7 @@ class _Scan:
         ]
 
     def _note_counts(self) -> None:
-        self.notices += self._captions.notices()
+        self.notices += [*self._captions.notices(), *of_one_name(self._images)]
         if self._masks == "off" and self._beside:
             example = shown(min(self._beside))
             self.notices.append(
@@ -353,25 +357,13 @@ class _Scan:
                 f"{are} white all over and changes nothing, e.g. {shown(self._white[0].name)}: white counts, black and "
                 "transparent do not"
             )
-        known = {*self._images, *self._beside, *self._captions.used}
+        known, clips = {*self._images, *self._beside, *self._captions.used}, self._clip is not None
         others = [key for key in self.files if key not in known]
         if others:
             endings = Counter(_ending(key) or "no ending" for key in others).most_common(5)
             kinds = ", ".join(f"{count} {ending}" for ending, count in endings)
             are = counted(len(others), "other file is", "other files are")
-            self.notices.append(f"{are} passed over ({kinds}), e.g. {shown(others[0])}{_about_clips(others)}")
-
-
-def _no_image(files: Sequence[str]) -> str:
-    among = f" among {counted(len(files), 'file')}, e.g. {shown(files[0])}" if files else ""
-    wanted = f"put images with captions into the folder ({', '.join(sorted(IMAGES))})"
-    return f"no usable image{among}: {wanted}{_about_clips(files)}"
-
-
-def _about_clips(files: Sequence[str]) -> str:
-    """Says what clips among files that were passed over need; empty if there are none."""
-    some = any(_ending(key) in CLIP_ENDINGS for key in files)
-    return "; clips need a model of video, and data.frames" if some else ""
+            self.notices.append(f"{are} passed over ({kinds}), e.g. {shown(others[0])}{about_clips(others, clips)}")
 
 
 def _named_repeats(key: str) -> int | None:

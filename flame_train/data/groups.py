@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from flame_train.data.buckets import width_by_height
+from flame_train.data.buckets import Placement, width_by_height
 from flame_train.data.samples import Sample, Samples
 from flame_train.errors import ConfigError, DataError, shown
 
@@ -47,7 +47,7 @@ def grouped(samples: Samples, endings: Sequence[str]) -> Samples:
             continue
         first, *others = (members[ending] for ending in endings)
         if other := next((row for row in others if row.shape != first.shape), None):
-            sizes = (width_by_height(row.placement.bucket) for row in (first, other))
+            sizes = (_size(row.placement) for row in (first, other))
             problems.append(f"{shown(stem)}: expected images of one size, got buckets of {' and '.join(sizes)}")
             continue
         rows += [first, *(_with_texts(row, first) for row in others)]
@@ -61,6 +61,11 @@ def grouped(samples: Samples, endings: Sequence[str]) -> Samples:
 def _with_texts(row: Sample, first: Sample) -> Sample:
     item = replace(row.item, captions=first.item.captions)
     return replace(row, item=item, texts=first.texts, repeats=first.repeats)
+
+
+def _size(placement: Placement) -> str:
+    frames = f" of {placement.frames} frames" if placement.frames > 1 else ""
+    return f"{width_by_height(placement.bucket)}{frames}"
 
 
 def _listed(endings: Sequence[str]) -> str:

@@ -71,11 +71,12 @@ def sniff(data: bytes) -> str:
     return "text" if _is_text(data[:512]) else "unknown"
 
 
-def refusal(found: str) -> str:
-    """Says why a file of format `found` cannot be used, and what to do."""
-    remedy = _REMEDY.get(found, "convert it to PNG, JPEG, WebP or AVIF, or remove it")
-    what = "its content is of no known image format" if found == "unknown" else f"its content is {found}"
-    return f"expected an image, but {what}: {remedy}"
+def refusal(found: str, clip: bool = False) -> str:
+    """Says why a file of format `found` cannot be used as an image, or as a clip, and what to do."""
+    kind, article, formats = ("clip", "a", "MP4 or WebM") if clip else ("image", "an", "PNG, JPEG, WebP or AVIF")
+    remedy = _REMEDY.get(found, f"convert it to {formats}, or remove it")
+    what = f"its content is of no known {kind} format" if found == "unknown" else f"its content is {found}"
+    return f"expected {article} {kind}, but {what}: {remedy}"
 
 
 def declared_pixels(data: bytes, found: str) -> int:

@@ -119,6 +119,11 @@ def load_image(
     return _loaded(data, label, animated, background=background)
 
 
+def decode_image(data: bytes, name: str) -> np.ndarray[Any, Any]:
+    """Loads as `load_image`, of a file's bytes: uint8 (H, W, 3)."""
+    return _loaded(data, name, "refuse")[0]
+
+
 def load_alpha(path: Path, *, name: str | None = None) -> tuple[np.ndarray[Any, Any], ImageInfo]:
     """Loads as `load_image`, of the alpha channel: uint8 (H, W), 255 where the image has none."""
     label = name if name is not None else shown(path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from flame_train.data.buckets import Placement, resize_and_crop
-from flame_train.data.clips import ClipReader, OpenClip
+from flame_train.data.clip_reader import ClipReader
 from flame_train.data.images import load_image
 from flame_train.data.order import fraction
 from flame_train.errors import DataError, shown
@@ -117,23 +117,44 @@ class ViewedImage:
     sha256: str
     view: View
 
-    def pixels(self, reader: OpenClip = ClipReader) -> np.ndarray[Any, Any]:
+    def pixels(self, reader: ClipReader | None = None) -> np.ndarray[Any, Any]:
         """Returns uint8 (h, w, 3), or (f, h, w, 3) of a clip, which `reader` reads.
 
         Raises DataError if the file is another one than the plan has read.
         """
         if (span := self.view.placement.span) is not None:
-            return np.stack([self.view.pixels(frame) for frame in reader(self.path, self.sha256).part(span)])
+            return np.stack((reader or ClipReader(self.path, self.sha256)).part(span, self.view.pixels))
         return self.view.pixels(self.picture())
 
-    def picture(self, reader: OpenClip = ClipReader) -> np.ndarray[Any, Any]:
+    def picture(self, reader: ClipReader | None = None) -> np.ndarray[Any, Any]:
         """Returns uint8 (H, W, 3): the image, or the first frame of the clip. Raises DataError as `pixels`."""
         if (span := self.view.placement.span) is not None:
-            return next(reader(self.path, self.sha256).part(span))
+            reader = reader or ClipReader(self.path, self.sha256)
+            return reader.part(replace(span, count=1), lambda frame: frame)[0]
         pixels, info = load_image(self.path)
         if info.sha256 != self.sha256:
             raise DataError(f"{shown(self.path)}: was changed while the dataset was being read; start again")
         return pixels
+
+
+def clip_readers(images: Iterable[ViewedImage]) -> list[ClipReader | None]:
+    """Returns what reads each of these: one reader for all that follow each other of a clip; None for an image.
+
+    Each is to be read once.
+    """
+    readers, reader, last = list[ClipReader | None](), None, None
+    for image in images:
+        span = image.view.placement.span
+        if span is None:
+            readers.append(None)
+            continue
+        now = (image.path, image.sha256, span.fps), span.first
+        if reader is None or last is None or now[0] != last[0] or now[1] < last[1]:
+            reader = ClipReader(image.path, image.sha256)
+        reader.expect(span)
+        readers.append(reader)
+        last = now
+    return readers
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from PIL import Image
 
-from flame_train.data.clips import OpenClip, clip_readers
+from flame_train.data.clip_reader import ClipReader
 from flame_train.data.grid import Pixels, grid, png
 from flame_train.data.images import load_image
 from flame_train.data.samples import Sample
+from flame_train.data.views import clip_readers
 from flame_train.errors import FlameError, shown
 from flame_train.io.json_values import json_tree, number, rows, table, text, whole
 from flame_train.io.runfolder import RunFolder
@@ -65,7 +65,8 @@ def sheet_of(some: Sequence[Sample], comment: str) -> bytes:
     rows = -(-len(some) // COLUMNS)
     sheet = Image.new("RGB", (COLUMNS * CELL, max(rows, 1) * CELL), _GREY)
     with ThreadPoolExecutor(4) as threads:
-        for number, small in enumerate(threads.map(partial(_thumbnail, clip_readers(4)), some, range(len(some)))):
+        readers = clip_readers(sample.seen(0) for sample in some)
+        for number, small in enumerate(threads.map(_thumbnail, readers, some, range(len(some)))):
             if small is not None:
                 sheet.paste(small, cell_of(number, some[number].item.size)[:2])
     buffer = io.BytesIO()
@@ -91,7 +92,7 @@ def sheet_of_some(sheet: bytes, images: Sequence[TrainedImage]) -> tuple[bytes, 
     return buffer.getvalue(), [replace(image, cell=cell) for image, cell in zip(images, cells, strict=True)]
 
 
-def _thumbnail(reader: OpenClip, sample: Sample, number: int) -> Image.Image | None:
+def _thumbnail(reader: ClipReader | None, sample: Sample, number: int) -> Image.Image | None:
     left, top, right, bottom = cell_of(number, sample.item.size)
     size = right - left, bottom - top
     try:

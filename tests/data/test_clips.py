@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import struct
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -20,51 +18,14 @@ from PIL import Image
 from flame_train.data import clips
 from flame_train.data.bucketed import assign_buckets
 from flame_train.data.buckets import BucketRule, Span
-from flame_train.data.clips import ClipReader, ClipRule, chosen_frames, frames_of, probe_clip
+from flame_train.data.clip_reader import ClipReader
+from flame_train.data.clips import ClipRule, frames_of, probe_clip
 from flame_train.data.dataset import Dataset, DatasetError
 from flame_train.data.images import Facts
 from flame_train.errors import DataError
+from tests.data.drawn_clips import FPS, HEIGHT, KINDS, WIDTH, clip, drawn, left_edges, video
 
 av = pytest.importorskip("av", reason="videos are an extra")
-
-HEIGHT, WIDTH, FRAMES, FPS = 48, 64, 33, 24
-VIDEOS = {"mp4": ("mp4", "libx264"), "mov": ("mov", "libx264"), "webm": ("webm", "libvpx-vp9")}
-KINDS = (*VIDEOS, "gif", "webp")
-
-
-def drawn(number: int) -> np.ndarray:
-    """A bright square, 10 x 10, whose left edge is at the frame's number, on grey."""
-    pixels = np.full((HEIGHT, WIDTH, 3), 30, np.uint8)
-    pixels[10:20, number : number + 10] = (200, 50, 20)
-    return pixels
-
-
-@lru_cache
-def video(container: str, codec: str) -> bytes:
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as out:
-        track = out.add_stream(codec, rate=FPS, width=WIDTH, height=HEIGHT, pix_fmt="yuv420p")
-        for number in range(FRAMES):
-            out.mux(track.encode(av.VideoFrame.from_ndarray(drawn(number), format="rgb24")))
-        out.mux(track.encode())
-    return buffer.getvalue()
-
-
-@lru_cache
-def clip(kind: str) -> bytes:
-    """A clip of 33 frames at 24 a second; of a GIF at 25, for its times are hundredths."""
-    if kind in VIDEOS:
-        return video(*VIDEOS[kind])
-    first, *more = (Image.fromarray(drawn(number)) for number in range(FRAMES))
-    times, buffer = ([42, 42, 41] * 11 if kind == "webp" else 40), io.BytesIO()
-    first.save(buffer, kind, save_all=True, append_images=more, duration=times)
-    return buffer.getvalue()
-
-
-def left_edges(data: bytes, span: Span) -> list[int]:
-    frames = list(chosen_frames(frames_of(data, "clip"), span))
-    assert all(frame.shape == (HEIGHT, WIDTH, 3) and frame.dtype == np.uint8 for frame in frames)
-    return [int(np.argmax(frame[15, :, 0] > 115)) for frame in frames]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,30 +65,6 @@ def test_parts_of_a_clip(extraction: clips.Extraction, firsts: list[int]) -> Non
     """A clip of 40 frames has parts of 17: 41 are too many, and 17 are more than 1."""
     spans = ClipRule((1, 17, 41), FPS, extraction).spans(39 / FPS)
     assert spans == tuple(Span(first, 17, FPS) for first in firsts)
-
-
-@pytest.mark.parametrize("kind", ["mp4", "webp"])
-@pytest.mark.parametrize("extraction", ["chunk", "overlapping"])
-def test_parts_in_their_order_decode_a_clip_once(
-    kind: str, extraction: clips.Extraction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each part twice, as for a mirrored view, and then the first again, which begins anew."""
-    spans = ClipRule((5,), FPS, extraction).spans(32 / FPS)
-    decoded, frames = [], clips.frames_of
-    monkeypatch.setattr(clips, "frames_of", lambda *of: (decoded.append(f.time) or f for f in frames(*of)))
-    wanted = [left_edges(clip(kind), span) for span in spans]
-    path = tmp_path / f"a.{kind}"
-    path.write_bytes(clip(kind))
-    reader = ClipReader(path, hashlib.sha256(clip(kind)).hexdigest())
-
-    def read(span: Span) -> list[int]:
-        return [int(np.argmax(frame[15, :, 0] > 115)) for frame in reader.part(span)]
-
-    assert [read(span) for span in spans for _ in range(2)] == [edges for edges in wanted for _ in range(2)]
-    assert len(decoded) == len(set(decoded)) <= FRAMES
-    assert read(spans[0]) == wanted[0]
-    monkeypatch.setattr(clips, "_KEPT_PIXELS", 0)
-    assert [read(span) for span in (*spans, *spans[::-1])] == wanted + wanted[::-1]
 
 
 def test_a_clip_that_is_too_short_is_told() -> None:
@@ -283,10 +220,10 @@ def test_a_folder_of_clips_and_stills(tmp_path: Path) -> None:
     ]
     (path, digest), (_, _, span) = (dataset.items[0].path, dataset.items[0].sha256), shapes[0]
     assert span is not None
-    assert len(list(ClipReader(path, digest).part(span))) == 9
+    assert ClipReader(path, digest).part(span, np.shape) == [(HEIGHT, WIDTH, 3)] * 9
     path.write_bytes(clip("mov"))
     with pytest.raises(DataError, match="was changed while"):
-        next(ClipReader(path, digest).part(span))
+        ClipReader(path, digest).part(span, np.shape)
 
 
 def test_what_is_remembered_of_a_clip_is_none_of_an_image(tmp_path: Path) -> None:

@@ -65,6 +65,16 @@ def test_parts_of_clips_are_paired_at_their_resolution(tmp_path: Path, monkeypat
     assert len(set(halves)) == 4
 
 
+def test_clips_of_other_lengths_are_told_with_their_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(objectives.OBJECTIVES._entries, "denoising", Pairs)
+    for ending, frames in zip(Pairs.group, (9, 5), strict=True):
+        pixels = np.stack([np.full((96, 96, 3), 10 * number, np.uint8) for number in range(frames)])
+        (tmp_path / f"a.{ending}.webp").write_bytes(webp(pixels, times(frames, 24)))
+    (tmp_path / "a.txt").write_text("caption a")
+    with pytest.raises(DataError, match="got buckets of 96x96 of 9 frames and 96x96 of 5 frames"):
+        samples(tmp_path, more={"frames": [5, 9]})
+
+
 def test_a_batch_has_whole_groups_in_their_order(pairs: Path) -> None:
     found = samples(pairs)
     assert [row.item.key for row in found.rows][:2] == ["a.win.png", "a.lose.png"]

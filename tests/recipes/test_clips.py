@@ -6,7 +6,6 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from flame_train import cli
 from flame_train.data import clips as of_clips
 from flame_train.data.clip_files import mp4, sample_bytes, times, webp
 from flame_train.data.grid import grid
-from flame_train.run.encode import encoders
-from flame_train.show import grids, trained_images
+from flame_train.show import grids
 from flame_train.show.gallery import samples
 from flame_train.show.grids import cropped
 from flame_train.show.run_reader import RunReader
@@ -129,8 +127,6 @@ def test_keys_of_clips_without_a_number_of_frames_are_told(
 def test_the_parts_and_views_of_a_clip_are_encoded_in_one_pass(
     train: Callable[..., int], clips: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoders, "READERS", 1)  # several take parts in any order
-    monkeypatch.setattr(trained_images, "ThreadPoolExecutor", lambda _: ThreadPoolExecutor(1))
     begun, frames = [], of_clips.frames_of
     monkeypatch.setattr(of_clips, "frames_of", lambda data, name: begun.append(Path(name).name) or frames(data, name))
     assert train("data.frames=5", "data.frame_extraction=overlapping", "data.flip=true", "train.steps=1") == 0
@@ -193,7 +189,7 @@ def test_a_grid_of_clips_that_no_webp_holds_is_told_before_anything_is_drawn(
     prompts = ", ".join(f'"{number}"' for number in range(9))
     settings = f"sample.prompts=[{prompts}]", "sample.width=5504", "sample.frames=5"
     assert train(*settings) == 2
-    told = "sample.prompts: a grid of 9 clips has a side of 16,520 pixels, and a WebP has at most 16,383"
+    told = "sample.prompts: a grid of 9 clips has a side of 16,520 pixels, and a WebP or MP4 has at most 16,383"
     assert told in capsys.readouterr().err
     words = "sample", "-m", str(base), "-o", str(tmp_path / "a.webp"), "--width", "8192", "--frames", "5"
     assert cli.run([*words, *("-p", "x") * 2, "--device", "cpu", "--precision", "fp32"]) == 2

@@ -291,7 +291,8 @@ def test_what_a_mask_leaves_out_is_dark_in_the_thumbnail(tmp_path):
     mask = SimpleNamespace(read=lambda: values)
 
     def sample(name, mask):
-        seen = SimpleNamespace(picture=lambda reader: load_image(tmp_path / name)[0])
+        view = SimpleNamespace(placement=SimpleNamespace(span=None))
+        seen = SimpleNamespace(view=view, picture=lambda reader: load_image(tmp_path / name)[0])
         return SimpleNamespace(item=SimpleNamespace(size=(100, 200), mask=mask), seen=lambda view: seen)
 
     samples = [sample("a.png", mask), sample("gone.png", None), sample("a.png", None)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any
 
 from flame_train.config.load import load_located
 from flame_train.data.buckets import Size
-from flame_train.data.clips import clip_readers
 from flame_train.data.grid import Pixels, contact_sheet, fingerprint, groups, png, sharpness, side_by_side, thumbnail
 from flame_train.data.samples import Sample, Samples
 from flame_train.data.sets import DataSet
+from flame_train.data.views import clip_readers
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import make_folder, refuse_folder
 from flame_train.errors import OutputError, shown
@@ -65,16 +66,21 @@ def report(source: str, overrides: Sequence[str], output: Path, force: bool) -> 
 
 
 def _look(samples: Samples, stop: StopRequest) -> _Findings:
-    looks, reader = _Findings(), clip_readers(1)
+    looks, on_sheets = _Findings(), Counter[Size]()
+    named, wanted = set[str](), list[tuple[str, Sample, bool]]()
     for name, row in zip(samples.names, samples.rows, strict=True):
-        shown_name, sheet = shown(name), looks.sheets.setdefault(row.placement.bucket, [])
-        first = shown_name not in looks.hashes
-        if first or len(sheet) < _ON_A_SHEET:
-            pixels = row.seen(0).picture(reader)
-            if first:
-                _look_at(looks, shown_name, row, pixels)
-            if len(sheet) < _ON_A_SHEET:
-                sheet.append(_on_sheet(row, pixels))
+        first, room = shown(name) not in named, on_sheets[row.placement.bucket] < _ON_A_SHEET
+        on_sheets[row.placement.bucket] += room
+        named.add(shown(name))
+        if first or room:
+            wanted.append((name, row, room))
+    readers = clip_readers(row.seen(0) for _, row, _ in wanted)
+    for (name, row, room), reader in zip(wanted, readers, strict=True):
+        pixels = row.seen(0).picture(reader)
+        if shown(name) not in looks.hashes:
+            _look_at(looks, shown(name), row, pixels)
+        if room:
+            looks.sheets.setdefault(row.placement.bucket, []).append(_on_sheet(row, pixels))
         stop.check("while looking at images")
     return looks
 

@@ -11,12 +11,11 @@ from typing import TypeVar
 import numpy as np
 
 from flame_train.data.cache import DiskCache, Shapes
-from flame_train.data.clips import clip_readers
 from flame_train.data.companion_files import latent_mask, loss_weights, refuse_black
 from flame_train.data.images import Facts, remember
 from flame_train.data.order import FIRST, Choice
 from flame_train.data.samples import EncoderInput, Sample
-from flame_train.data.views import ViewedImage
+from flame_train.data.views import ViewedImage, clip_readers
 from flame_train.disk.failpoint import fail_point
 from flame_train.disk.preflight import make_folder, preflight, size, user_cache
 from flame_train.distributed.group import ProcessGroup
@@ -30,7 +29,7 @@ from flame_train.models.common.control import by_name
 from flame_train.models.common.model import Example, encoder_outputs
 from flame_train.networks.fixed_batch import HostArrays
 from flame_train.progress import progress
-from flame_train.run.encode.encoders import READERS, Pipeline, load_encoders, pixels_ahead
+from flame_train.run.encode.encoders import Pipeline, load_encoders, pixels_ahead
 from flame_train.run.plan.encoding import Encoding, Keys, named_for_cache
 from flame_train.run.plan.plan import Plan
 from flame_train.text_encoders.running import tokens_of
@@ -240,17 +239,17 @@ def _encode_images(encoding: Encoding, cache: DiskCache, images: Mapping[str, Vi
     overlapped, buckets = get_backend(session.device).asynchronous, dict[tuple[int, ...], list[str]]()
     for key, image in images.items():
         buckets.setdefault(image.view.placement.shape, []).append(key)
-    batches = [[key] for keys in buckets.values() for key in keys]  # of one shape in a row, which is captured
-    reader = clip_readers(READERS)
+    keys = [key for each in buckets.values() for key in each]  # of one shape in a row, which is captured
+    readers = dict(zip(keys, clip_readers(images[key] for key in keys), strict=True))
     pipeline = Pipeline[str, HostArrays](
-        lambda key: vae.inputs(images[key].pixels(reader)),
+        lambda key: vae.inputs(images[key].pixels(readers[key])),
         vae.encoder().start,
         lambda key, example: _keep(cache, key, shown(images[key].path), example),
         overlapped,
     )
     ahead = pixels_ahead(max(image.view.placement.pixels for image in images.values()))
     with progress("encoding images", len(images)) as advance:
-        pipeline.run(batches, _advance(advance, session.stop), ahead)
+        pipeline.run([[key] for key in keys], _advance(advance, session.stop), ahead)
 
 
 def _places(keys: Sequence[Sequence[str]]) -> dict[str, _Place]:

@@ -169,8 +169,8 @@ def check_sampling(images: Sequence[Request], base: ModelSection, loss: LossSect
     side = max(grid_size([request.size for request in images])) if any(each.frames > 1 for each in images) else 0
     if side > MAX_WEBP_SIDE:
         wrong[
-            f"sample.prompts: a grid of {counted(len(images), 'clip')} has a side of {side:,} pixels, and a WebP has "
-            f"at most {MAX_WEBP_SIDE:,}: draw fewer or smaller ones"
+            f"sample.prompts: a grid of {counted(len(images), 'clip')} has a side of {side:,} pixels, and a WebP or "
+            f"MP4 has at most {MAX_WEBP_SIDE:,}: draw fewer or smaller ones"
         ] = None
     if wrong:
         raise ConfigError("\n".join(wrong))
