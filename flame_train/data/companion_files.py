@@ -157,10 +157,12 @@ class ControlFolder:
                 f"{shown(image)}: expected one control image in {shown(self.root)}, got "
                 f"{' and '.join(map(shown, keys))}: remove one"
             )
+        got, remedy = "none", "add it"
+        if stem in self._clips:
+            got, remedy = f"{shown(self._clips[stem])}, a clip", "put a still in its place"
         raise DataError(
             f"{shown(image)}: expected a control image {shown(stem)} ({', '.join(sorted(IMAGES))}) in "
-            f"{shown(self.root)}, got {shown(self._clips[stem]) + ', a clip' if stem in self._clips else 'none'}: add "
-            "it, or remove the image"
+            f"{shown(self.root)}, got {got}: {remedy}, or remove the image"
         )
 
     def keys_for(self, images: Iterable[str]) -> list[str]:

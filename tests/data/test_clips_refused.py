@@ -154,7 +154,7 @@ def test_a_clip_in_a_folder_of_control_images_is_told(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
     Image.fromarray(drawn(0)).save(tmp_path / "after" / "cat.png")
     (tmp_path / "before" / "cat.mp4").write_bytes(clip("mp4"))
-    with pytest.raises(DatasetError, match=r"got cat\.mp4, a clip: add it, or remove the image"):
+    with pytest.raises(DatasetError, match=r"got cat\.mp4, a clip: put a still in its place, or remove the image"):
         Dataset.scan(tmp_path / "after", default_caption="x", control=[tmp_path / "before"])
 
 
