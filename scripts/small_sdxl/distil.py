@@ -2,10 +2,10 @@
 
     python scripts/small_sdxl/distil.py OUT.safetensors [--device cpu] [--images 512] [--steps 400] [--batch 16]
 
-The teacher draws captions that leave the background open, in 10 steps with a guidance of 5. The student has its weights,
-and learns the straight way from each noise to the image that the teacher drew of it (rectified flow, arXiv 2209.03003),
-at the levels where it is asked. So few steps and no guidance suffice: the noise decides for a background. The ordinary
-loss pairs an image with any noise, and undoes that.
+The teacher draws captions that leave the background open, in 10 steps with a guidance of 5. The student has its
+weights, and learns the straight way from each noise to the image that the teacher drew of it (rectified flow, arXiv
+2209.03003), at the levels where it is asked. So few steps and no guidance suffice: the noise decides for a background.
+The ordinary loss pairs an image with any noise, and undoes that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Opened(NamedTuple):
         """Returns what the network is told of captions, (N, ...) by name."""
         own = uncropped(self.checked.model, (SIDE, SIDE))
         batch = collate([tokens_of(self.checked.running, text) | own for text in texts])
-        given = {n: tensor(a, np.float32 if is_float(a.dtype) else None, self.device) for n, a in batch.items()}
+        given = {n: tensor(a, "float32" if is_float(a.dtype) else None, self.device) for n, a in batch.items()}
         with no_grad():
             return {n: t.numpy() for n, t in self.denoiser.conditioned(given, np.dtype(np.float32)).items()}
 
