@@ -103,8 +103,7 @@ class Attention(nn.Module):
         self.wk, self.wv = (nn.Linear(width, shared, bias=False) for _ in range(2))
         self.qknorm = QKNorm(self.head_dim, eps)
 
-    def alike(self) -> Sequence[Sequence[nn.Linear]]:
-        """Returns the layers that see the same input, by shape."""
+    def fusable_groups(self) -> Sequence[Sequence[nn.Linear]]:
         if self.grouped:
             return [[self.wq, self.gate], [self.wk, self.wv]]
         return [[self.wq, self.wk, self.wv, self.gate]]
@@ -145,6 +144,9 @@ class FeedForward(nn.Module):
     def __init__(self, width: int, hidden: int) -> None:
         self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(hidden, width, bias=False)
+
+    def fusable_groups(self) -> Sequence[Sequence[nn.Linear]]:
+        return [[self.gate, self.up]]
 
     def forward(self, x_BSD: Tensor, residual_BSD: Tensor | None = None) -> Tensor:
         gate, value = nn.grouped_linear([self.gate, self.up], x_BSD)

@@ -171,9 +171,8 @@ class Krea2(BlockNetwork):
         return unpatchify(self.last(x_BSD[:, M : M + L], time_B1D), (h, w), PATCH, channels_first=True)
 
     def fusable_groups(self) -> Sequence[Sequence[nn.Linear]]:
-        parts = [part for _, part in self.named_modules()]
-        fed = [[part.gate, part.up] for part in parts if isinstance(part, FeedForward)]
-        return [group for part in parts if isinstance(part, Attention) for group in part.alike()] + fed
+        parts = [part for _, part in self.named_modules() if part is not self]
+        return [group for part in parts for group in part.fusable_groups()]
 
     def _time(self, times_B: Tensor, dtype: DType) -> Tensor:
         sinusoid = F.timestep_embedding(times_B * 1000.0, self.arch.frequencies, dtype=dtype).unsqueeze(1)

@@ -226,7 +226,7 @@ class _Captured:
         for other in list(self._backend.graphs):
             other.forget()
         gc.collect()
-        self._recorded()  # in memory that it shares with no other graph, which they find when they are recorded again
+        self._recorded()  # the others are recorded again when they are called next
 
     def _recorded(self) -> None:
         stream = self._backend.stream
