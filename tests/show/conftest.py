@@ -221,3 +221,21 @@ def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
     while not true():
         assert time.monotonic() < end, "it did not come true in time"
         threading.Event().wait(0.05)
+
+
+def wait(page: Any, condition: str, seconds: float = 60.0) -> None:
+    """Waits until JavaScript is true. Playwright's own waiting evaluates text in the page, which the page forbids.
+
+    A page that goes to another has no body for a while, and what was asked of it then has no answer.
+    """
+    from playwright.sync_api import Error
+
+    def holds() -> bool:
+        try:
+            return bool(page.evaluate(f"Boolean(document.body && ({condition}))"))
+        except Error as error:
+            if "context was destroyed" in str(error):
+                return False
+            raise
+
+    until(holds, seconds)

@@ -14,7 +14,7 @@ from PIL import Image
 from flame_train.data.clip_files import sample_bytes
 from flame_train.data.grid import grid
 
-from .conftest import PLANTED, PROMPTS, colour, until
+from .conftest import PLANTED, PROMPTS, colour, until, wait
 
 LOADED = "typeof state === 'object' && state.digest && document.querySelector('#dataset tbody tr')"
 PHONE = 8000  # pixels of height
@@ -22,11 +22,6 @@ PHONE = 8000  # pixels of height
 
 def url(port, path="/"):
     return f"http://127.0.0.1:{port}{path}"
-
-
-def wait(page, condition):
-    """Waits until JavaScript is true. Playwright's own waiting evaluates text in the page, which the page forbids."""
-    until(lambda: page.evaluate(f"Boolean({condition})"))
 
 
 def loaded(page):

@@ -18,10 +18,9 @@ from flame_train.show.serve import HOST, listening
 from flame_train.ui.queue_file import QUEUE
 from tests.tiny_sdxl import write_tiny_sdxl
 
-from .conftest import until
+from .conftest import until, wait
 from .test_acting import TOKEN
 from .test_queue import STAND_IN
-from .test_window_in_browser import wait
 
 PROGRAM = [sys.executable, "-m", "flame_train"]
 

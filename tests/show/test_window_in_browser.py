@@ -11,13 +11,9 @@ from PIL import Image
 from flame_train.config.load import load
 from tests.hub_store import hub_here
 
-from .conftest import PLANTED, until
+from .conftest import PLANTED, until, wait
 
 TOKEN = "a-token-of-the-window"
-
-
-def wait(page, condition, seconds=60.0):
-    until(lambda: page.evaluate(f"Boolean({condition})"), seconds)
 
 
 @pytest.fixture
