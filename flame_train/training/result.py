@@ -110,14 +110,16 @@ def _finite(name: str, factors: Factors) -> Factors:
 class Sources:
     """Hashes of the inputs of a run's weights, settings excepted.
 
-    `image` and `caption` are the networks that encode those, `base` is the base model, `dataset` the dataset. `code`
-    has a record of each entry that a script registered; see `config.own_code`.
+    `image` and `caption` are the networks that encode those, `base` is the base model, `dataset` the dataset. `rounded`
+    is of which layers `model.quantize` stores in fewer bits, and how; "" for none. `code` has a record of each entry
+    that a script registered; see `config.own_code`.
     """
 
     image: str
     caption: str
     base: str
     dataset: str
+    rounded: str = ""
     code: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -126,6 +128,7 @@ _SAID = {
     "caption": "with other text encoders than the files under [text_encoders] hold now; put them back",
     "base": "on another base model than model.checkpoint holds now; put it back",
     "dataset": "on other images or captions than data.path holds now; put them back",
+    "rounded": "on a base whose layers model.quantize rounded otherwise than this version; take the one that began it",
 }
 
 
@@ -200,7 +203,12 @@ def check_code(checkpoint: Checkpoint, sources: Sources, accept: bool) -> None:
 
 def knows_sources(checkpoint: Checkpoint) -> bool:
     """Tells whether a checkpoint identifies its files by their contents, so that they may lie elsewhere now."""
-    return _SAID.keys() <= _place(checkpoint).keys()
+    return _SAID.keys() - {"rounded"} <= _place(checkpoint).keys()
+
+
+def unknown_rounding(checkpoint: Checkpoint, sources: Sources) -> bool:
+    """Tells whether a run's base is rounded, and an older version did not record how when it made the checkpoint."""
+    return bool(sources.rounded) and "rounded" not in _place(checkpoint)
 
 
 def micro_batches_of(checkpoint: Checkpoint) -> int | None:

@@ -28,11 +28,14 @@ from flame_train.data.samples import Samples, encoder_inputs
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import preflight, reading, user_cache
 from flame_train.distributed.group import ALONE, ProcessGroup
+from flame_train.engine import nn
 from flame_train.errors import ConfigError, OutputError, counted
 from flame_train.io.commit import STATES, Checkpoint, count, newest
 from flame_train.io.digests import Digests
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
+from flame_train.networks.block_network import BlockNetwork
+from flame_train.run.check.check_run import storage_of
 from flame_train.run.plan.encoding import Keys, could_cache
 from flame_train.run.plan.plan import Plan
 from flame_train.run.plan.read_dataset import REPORT, changed_rows
@@ -43,6 +46,7 @@ from flame_train.training.result import (
     earlier_updates,
     knows_sources,
     micro_batches_of,
+    unknown_rounding,
     updates_done,
     value_shapes,
 )
@@ -191,6 +195,13 @@ def resume(plan: Plan, keys: Keys, folder: RunFolder, sources: Sources) -> Check
             _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
         check_sources(checkpoint, sources, partial(changed_images, plan, keys, folder))
         _LOG.info("continuing after step %d from %s", checkpoint.step, checkpoint.path)
+        if unknown_rounding(checkpoint, sources):
+            _LOG.warning(
+                '%s does not say which layers model.quantize = "%s" rounded, and how; if the version that wrote it '
+                "rounded others, the base is not the one that the run began with",
+                checkpoint.path,
+                plan.config.model.quantize,
+            )
     return checkpoint
 
 
@@ -199,7 +210,19 @@ def sources_of(plan: Plan, keys: Keys) -> Sources:
     with Digests(user_cache("digests")) as digests:
         base = sampled_digest(plan.checked.base, digests)
     dataset = dataset_digest(plan.samples, keys)
-    return Sources(keys.networks["image"], keys.networks["caption"], base, dataset, used_code(plan.config))
+    networks, storage = keys.networks, storage_of(plan.config.model.quantize, plan.config.model.arithmetic)
+    rounded = "" if storage is None else rounding(plan.model.network, storage)
+    return Sources(networks["image"], networks["caption"], base, dataset, rounded, used_code(plan.config))
+
+
+def rounding(network: BlockNetwork, storage: nn.Storage) -> str:
+    """Returns a hash of how the layers of a network are stored that are stored in fewer bits."""
+    names = {layer: name for name, layer in network.named_modules()}
+    said = (
+        f"{names[layer]} {storage.format} {storage.group_of(layer.in_features)} {storage.of_layer(inputs).dynamic}"
+        for layer, inputs in network.quantizable(storage.rotated).items()
+    )
+    return hashlib.sha256("\n".join(sorted(said)).encode()).hexdigest()
 
 
 def dataset_digest(samples: Samples, keys: Keys) -> str:
