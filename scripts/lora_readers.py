@@ -71,8 +71,8 @@ READ = {"version": "0.38.1", "date": "2026-11-28"}
 It was read in its `model_lora_keys_unet`, and in the tables of names that this asks. Every family has
 `diffusion_model.` and `lora_unet_` before its own paths.
 """
-NOT_MAPPED = re.compile(r"distilled_guidance_layer\..*")
-"""Paths of diffusers that its table for Flux and Chroma leaves out."""
+NOT_MAPPED = re.compile(r"(distilled_guidance_layer|time_guidance_embed|(double|single)_stream_modulation\w*)\..*")
+"""Paths of diffusers that its table for Flux, FLUX.2 and Chroma leaves out."""
 SIZE = 4
 UPS = (".lora_up.weight", ".lora_B.weight", "lora_B.default.weight", ".up.weight")
 IN_ATTENTION = re.compile(r"(self_attn[._])[qkv]_proj$")

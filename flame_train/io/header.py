@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
@@ -131,16 +132,21 @@ def parse_header(text: bytes) -> Header:
     return Header(ordered, _parse_metadata(several[0] if several else ()), sum(info.nbytes for info in tensors))
 
 
-def build_header(tensors: Iterable[TensorInfo], metadata: Mapping[str, str]) -> tuple[bytes, list[TensorInfo]]:
+def build_header(
+    tensors: Iterable[TensorInfo], metadata: Mapping[str, str], after: Mapping[str, str] = MappingProxyType({})
+) -> tuple[bytes, list[TensorInfo]]:
     """Returns the header's bytes, length included, and the tensors in file order with their places filled in.
 
     Order: widest dtype first, then by name. Metadata keys are sorted, so equal contents give equal bytes. Spaces pad
-    the header to a multiple of 8, so every tensor is aligned to its width.
+    the header to a multiple of 8, so every tensor is aligned to its width. Tensors that `after` names follow the wider
+    ones that it gives for them; their sizes must be multiples of those widths.
     """
+    tensors = list(tensors)
+    order = {info.name: (-RANK_OF_TAG[info.dtype], info.name) for info in tensors}
     placed: list[TensorInfo] = []
     fields: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     begin = 0
-    for info in sorted(tensors, key=lambda info: (-RANK_OF_TAG[info.dtype], info.name)):
+    for info in sorted(tensors, key=lambda info: (*order[after.get(info.name, info.name)], info.name in after)):
         end = begin + info.nbytes
         fields[info.name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [begin, end]}
         placed.append(TensorInfo(info.name, info.dtype, info.shape, info.nbytes, begin))

@@ -152,14 +152,16 @@ def save_stream(
     infos: Iterable[TensorInfo],
     read: Callable[[str], Array],
     metadata: Mapping[str, str] | None = None,
+    after: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Does as `save_file`, but requests each tensor once, in order, so one at a time is in memory.
 
-    `infos` announces name, dtype tag and shape; `read(name)` must return exactly that (ValueError if not).
+    `infos` announces name, dtype tag and shape; `read(name)` must return exactly that (ValueError if not). `after` is
+    as in `build_header`.
     """
     if refused_by_suffix(Path(path) if isinstance(path, str) else path_of(path)):
         raise OutputError(f"{path}: a file of this ending is taken for a pickle and never read; end it in .safetensors")
-    header, placed = build_header(infos, _checked_metadata(metadata))
+    header, placed = build_header(infos, _checked_metadata(metadata), after)
     if len(header) > MAX_HEADER_BYTES:
         raise OutputError(f"{path}: the header would take {len(header)} bytes; at most {MAX_HEADER_BYTES} allowed")
     total = len(header) + sum(info.nbytes for info in placed)

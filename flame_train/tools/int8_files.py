@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,7 +78,7 @@ def convert_base(source: Path, target: Path, to: str, force: bool = False) -> In
     family, storage = family_of(source), nn.Storage(to.removeprefix(_PREFIX))
     part = family.files.parts(source, [family.denoiser])[family.denoiser]
     with StopRequest() as stop, open_weights(source, as_stored=True) as weights:
-        layers = _layers(part, storage)
+        layers, stored = _layers(part, storage), lru_cache(1)(partial(_stored, weights, storage))
         infos: list[TensorInfo] = []
         made: dict[str, Callable[[], Array]] = {}
         for name in weights.names:
@@ -93,7 +93,7 @@ def convert_base(source: Path, target: Path, to: str, force: bool = False) -> In
             infos += [TensorInfo(name, "I8", info.shape, rows * columns), describe(layer + MARK, mark)]
             infos.append(TensorInfo(f"{name}_scale", "F32", (rows, 1), 4 * rows))
             made[layer + MARK] = partial(np.asarray, mark)
-            made[name], made[f"{name}_scale"] = (partial(f, weights, name, storage) for f in (_codes, _factors))
+            made[name], made[f"{name}_scale"] = partial(_codes, stored, name), partial(_factors, stored, name, source)
         metadata, dropped = split_metadata(weights.metadata)
         if "_quantization_metadata" in dropped:  # without it packed tensors would be taken for numbers
             raise ModelFileError(
@@ -107,7 +107,7 @@ def convert_base(source: Path, target: Path, to: str, force: bool = False) -> In
                 advance(1)
                 return made[name]() if name in made else weights.read(name)
 
-            save_stream(target, infos, read, metadata)
+            save_stream(target, infos, read, metadata, {name: f"{name}_scale" for name in layers})
         groups = Counter(storage.group_of(weights.info(name).shape[1]) for name in layers)
         before = sum(weights.info(name).nbytes for name in weights.names)
     linear = sum(isinstance(module, nn.Linear) for _, module in part.network.named_modules())
@@ -160,23 +160,23 @@ def _packed(path: Path, name: str, how: str) -> ModelFileError:
     return ModelFileError(f"{path}: {name} is packed as {how} already; name the model's file in 16 bits instead")
 
 
-def _stored(weights: Weights, name: str, storage: nn.Storage) -> nn.ScaledWeight:
+def _stored(weights: Weights, storage: nn.Storage, name: str) -> nn.ScaledWeight:
     wide = tensor(np.ascontiguousarray(widened(weights.read(name), float32)))
     stored = nn.QuantizedWeight.of(wide, storage)
     assert isinstance(stored, nn.ScaledWeight)
     return stored
 
 
-def _codes(weights: Weights, name: str, storage: nn.Storage) -> Array:
-    codes: Array = _stored(weights, name, storage).data.numpy()
+def _codes(stored: Callable[[str], nn.ScaledWeight], name: str) -> Array:
+    codes: Array = stored(name).data.numpy()
     return codes
 
 
-def _factors(weights: Weights, name: str, storage: nn.Storage) -> Array:
-    factors: Array = _stored(weights, name, storage).magnitudes.reshape(-1, 1)
+def _factors(stored: Callable[[str], nn.ScaledWeight], name: str, source: Path) -> Array:
+    factors: Array = stored(name).magnitudes.reshape(-1, 1)
     if not np.isfinite(factors).all():
         raise ModelFileError(
-            f"{weights.path}: {name} holds NaN or infinity; the file is damaged or was saved from a broken run: get "
-            "another copy. Nothing was written"
+            f"{source}: {name} holds NaN or infinity; the file is damaged or was saved from a broken run: get another "
+            "copy. Nothing was written"
         )
     return factors

@@ -15,6 +15,7 @@ import torch
 from flame_train import cli
 from flame_train.engine import nn
 from flame_train.errors import ConfigError, ModelFileError
+from flame_train.io.dtypes import DTYPE_OF_TAG
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.registry import FAMILIES
 from flame_train.models.zimage.names import transformer_to_diffusers
@@ -106,6 +107,21 @@ def test_a_base_and_its_int8_are_loaded_to_the_same_bytes(base: Path, written: t
         assert packed == sum(name.endswith(".comfy_quant") for name in file.names)
 
 
+def test_each_layer_is_rounded_once(zimage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So its factors lie before its codes, and still every tensor is aligned to its width."""
+    rounded, original = list[tuple[int, ...]](), nn.QuantizedWeight.of
+
+    def of(weight: Any, storage: nn.Storage) -> nn.QuantizedWeight:
+        rounded.append(weight.shape)
+        return original(weight, storage)
+
+    monkeypatch.setattr(nn.QuantizedWeight, "of", of)
+    convert_base(zimage, tmp_path / "int8.safetensors", FORMATS[0])
+    with SafetensorsFile(tmp_path / "int8.safetensors") as file:
+        assert len(rounded) == sum(name.endswith(".comfy_quant") for name in file.names)
+        assert not [n for n in file.names if file.info(n).begin % DTYPE_OF_TAG[file.info(n).dtype].itemsize]
+
+
 def test_training_takes_the_file_as_it_takes_the_base(zimage: Path, tmp_path: Path, drawn: Path) -> None:
     target = zimage.with_name("trained.safetensors")  # beside its tokenizer
     assert cli.run(["convert", str(zimage), str(target), "--to", "comfyui-int8-convrot"]) == 0
@@ -167,13 +183,19 @@ def test_verify_claims_nothing_of_what_it_does_not_know(zimage: Path, tmp_path: 
     assert (reader.verdict, reader.taken, len(reader.left)) == ("no", 0, count)
 
 
-def test_verify_checks_no_names_of_a_family_without_a_table(tmp_path_factory: pytest.TempPathFactory) -> None:
-    base = small_base(tmp_path_factory, "flux2")
+@pytest.mark.parametrize(
+    ("name", "verdict", "said"),
+    [("flux2", "yes", "by its names in 0.38.1"), ("flux3", "not checked", "it reads the formats of {} layers")],
+)
+def test_verify_looks_names_up_where_a_family_has_a_table(
+    tmp_path_factory: pytest.TempPathFactory, name: str, verdict: str, said: str
+) -> None:
+    base = small_base(tmp_path_factory, name)
     target = base.with_name("int8.safetensors")
     convert_base(base, target, FORMATS[0])
     (reader,) = verify(target)
-    assert (reader.verdict, reader.lacks) == ("not checked", FAMILIES["flux2"].title)
-    assert f"it reads the formats of {reader.taken} layers" in render(target, [reader])
+    assert (reader.verdict, reader.lacks) == (verdict, "" if verdict == "yes" else FAMILIES[name].title)
+    assert said.format(reader.taken) in render(target, [reader])
 
 
 def test_of_a_pipeline_its_transformer_is_to_be_given(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -226,7 +226,8 @@ def test_what_is_no_lora_is_refused(small_base, capsys):
 
 
 @pytest.mark.parametrize(
-    ("family", "diffusers"), [("zimage", "yes"), ("krea2", "yes"), ("anima", "no"), ("chroma", "part"), ("flux2", "")]
+    ("family", "diffusers"),
+    [("zimage", "yes"), ("krea2", "yes"), ("anima", "no"), ("chroma", "part"), ("flux2", "part"), ("flux3", "")],
 )
 def test_families_that_comfyui_learnt_later_have_its_later_version(tmp_path, family, diffusers):
     """In kohya's names all take; in diffusers' those whose paths its `model_lora_keys_unet` asks a table for."""
