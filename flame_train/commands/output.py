@@ -137,7 +137,7 @@ def without_files(plan: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_rows(value: Any) -> bool:
-    """Tells whether it is a list of mappings with the same keys."""
+    """Tells whether it is a list of mappings."""
     return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
@@ -149,11 +149,15 @@ def _print_table(rows: list[Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2))
-    for name, value in rows[0].items():
-        table.add_column(name, justify="right" if isinstance(value, int | float) else "left", overflow="fold")
+    table, columns = (
+        Table(box=None, padding=(0, 2)),
+        {name: value for row in reversed(rows) for name, value in row.items()},
+    )
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
+        table.add_column(name, justify="right" if isinstance(columns[name], int | float) else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(_cell, row.values()))
+        table.add_row(*(_cell(row.get(name)) for name in names))
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 200  # a file or a pipe has no width to fit

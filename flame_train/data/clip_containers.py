@@ -14,7 +14,7 @@ _MOST_SAMPLES = 1 << 25  # of one track: 24 bytes each in FFmpeg
 _MOST_EDITS = 64  # a list of them repeats what it names, so that a small file lasts for hours
 _DEPTH = 8
 _INSIDE = frozenset({b"moov", b"trak", b"edts", b"mdia", b"minf", b"stbl", b"moof", b"traf"})
-_SEGMENT = 0x18538067
+_SEGMENT, _CLUSTER = 0x18538067, 0x1F43B675
 
 
 def check_mp4(data: bytes, name: str) -> None:
@@ -58,8 +58,10 @@ def check_webm(data: bytes, name: str) -> None:
     while at < len(data):
         number, at = _number(data, at, keep=True)
         size, at = _number(data, at)
-        if size is None:  # written while it was recorded: nothing says where it ends
-            return
+        if size is None:  # written while it was recorded: it ends where what is inside ends
+            if number not in (_SEGMENT, _CLUSTER):
+                return
+            continue
         if at + size > len(data):
             raise _cut(name, len(data))
         at += size

@@ -80,6 +80,20 @@ def test_a_clip_that_is_cut_is_refused(kind: str, share: float, tmp_path: Path) 
         Dataset.scan(tmp_path, clips=True, default_caption="x")
 
 
+@pytest.mark.parametrize("parts", [("18538067",), ("18538067", "1f43b675")])
+def test_a_webm_that_was_recorded_live_and_cut_is_refused(parts: tuple[str, ...]) -> None:
+    """Browsers record so: neither the file nor its clusters say how long they are."""
+    data = bytearray(clip("webm"))
+    for begin in map(bytes.fromhex, parts):
+        at = data.index(begin) + 4
+        length = 9 - data[at].bit_length()
+        data[at : at + length] = ((2 << 7 * length) - 1).to_bytes(length, "big")  # its marker, and "unknown"
+    assert left_edges(bytes(data), Span(0, 33, FPS)) == list(range(33))
+    for share in (0.3, 0.6, 0.9, 0.999):
+        with pytest.raises(DataError, match="cut short"):
+            probe_clip(bytes(data[: int(len(data) * share)]), "clip")
+
+
 @pytest.mark.parametrize("kind", [b"stsz", b"trun"])
 def test_a_file_that_declares_more_samples_than_it_has_bytes_is_refused(kind: bytes) -> None:
     """FFmpeg would take memory for 2^31 of them."""

@@ -222,7 +222,17 @@ def test_a_set_has_no_keys_of_clips_for_a_model_of_images(
     assert f"{key.split()[0]} of table 1: it has no effect on a model of images" in capsys.readouterr().err
 
 
-def test_a_dataset_of_clips_is_reported_with_its_thumbnails(base: Path, clips: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("train")
+def test_clips_and_stills_of_one_size_have_a_row_each_in_the_plan(tmp_path: Path, capsys: Capture) -> None:
+    words = "train", str(tmp_path / "config.toml"), "--device", "cpu", "--dry-run"
+    assert cli.run([*words, *options("data.frames=[5, 9]")]) == 0
+    plan = " ".join(capsys.readouterr().out.split())
+    assert "64x64 pixels 1 image, scaled by 1.00 64x64 pixels, 9 frames 3 images, scaled by 1.00" in plan
+
+
+def test_a_dataset_of_clips_is_reported_with_its_thumbnails(
+    base: Path, clips: Path, tmp_path: Path, capsys: Capture
+) -> None:
     pytest.importorskip("av")
     (clips / "film.mp4").write_bytes(mp4(moving(9, 0), 24))
     (clips / "film.txt").write_text("a red square")
@@ -233,3 +243,9 @@ def test_a_dataset_of_clips_is_reported_with_its_thumbnails(base: Path, clips: P
     )
     assert cli.run(["dataset", str(config), "-o", str(tmp_path / "report")]) == 0
     assert list((tmp_path / "report").glob("bucket-*.png"))
+    buckets = capsys.readouterr().out.partition("buckets:\n")[2].splitlines()[:3]
+    assert [line.split() for line in buckets] == [
+        ["bucket", "images", "scale_least", "scale_most", "cropped_most", "frames"],
+        ["64x64", "1", "1", "1", "0"],
+        ["64x64", "4", "1", "1", "0", "9"],
+    ]

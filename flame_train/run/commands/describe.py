@@ -162,11 +162,16 @@ def _images(p: Mapping[str, Any]) -> dict[str, str]:
         rows["masks"] = (
             f"{counted(p['masks'], 'image')}; {p['images_without_a_mask']} without one, which count everywhere"
         )
-    names = [f"{row['bucket']} pixels" for row in p["buckets"]]
+    names = [_bucket_name(row) for row in p["buckets"]]
     rows |= {name: _bucket(row) for name, row in zip(names, p["buckets"], strict=True)}
     views, captions = counted(p["cached_views"], "encoded image"), counted(p["captions"], "caption")
     size = f"{p['cache_gib']:.2f} GiB" if p["cache_gib"] >= 0.1 else f"{p['cache_gib'] * 1024:.1f} MiB"
     return rows | {"cache": f"{size} on disk: {views}, {captions}"}
+
+
+def _bucket_name(row: Mapping[str, Any]) -> str:
+    frames = row.get("frames", 1)
+    return f"{row['bucket']} pixels" + (f", {frames} frames" if frames > 1 else "")
 
 
 def _bucket(row: Mapping[str, Any]) -> str:
