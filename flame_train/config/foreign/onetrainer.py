@@ -15,7 +15,7 @@ from flame_train.families import named_by
 from . import onetrainer_values as own
 from . import sample_prompts
 from .conversions import number, one_of, to_number, unless_off
-from .table import NOTHING, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, no_file
+from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, no_file
 
 _FAMILIES: Final = named_by("OneTrainer")
 _WHOLE: Final = (
@@ -104,8 +104,16 @@ def _guidance(value: Any, source: Source) -> Any:
     return NOTHING if value is None or klein else float(value)
 
 
+def _prediction(value: Any, source: Source) -> Any:
+    """Converts the model types whose files OneTrainer reads as ones that predict velocity, whatever is in them."""
+    forced = source.get("force_v_prediction") or source.get("force_epsilon_prediction")
+    velocity = value in ("STABLE_DIFFUSION_20", "STABLE_DIFFUSION_21") and not forced
+    return Changed("v", "what models of this type predict; those named _BASE predict epsilon") if velocity else NOTHING
+
+
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
+        "model_type": _prediction,
         "weights": own.weights,
         "text_weights": own.text_weights,
         "peft_type": own.kind,

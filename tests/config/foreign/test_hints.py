@@ -29,8 +29,8 @@ WRONG = {
     "network_module": ("lora.kind says which kind", "did you mean"),
     "model.path": ("model.checkpoint", "data.path"),
     "model.type": ("not needed", "fp8"),
-    "model.clip_skip": ("always the penultimate layer", "clip_l"),
-    "clip_skip": ("always the penultimate layer", "clip_l"),
+    "model.clip_skip": ("of SD 1.5 and 2.1 it is text_encoders.clip_skip; SDXL always has the penultimate", "clip_l"),
+    "clip_skip": ("of SD 1.5 and 2.1 it is text_encoders.clip_skip", "clip_l"),
     "data.cache_latents": ("always on", "data.cache "),
     "cache_text_encoder_outputs": ("always on", "did you mean"),
     "optimizer_type": ("optimizer.name", "optimizer.eps"),
@@ -97,7 +97,7 @@ def test_an_unknown_section_is_looked_into(tmp_path: Path) -> None:
     told = str(caught.value).splitlines()
     assert any(line.startswith(f"{path}:1: network: unknown section") for line in told)
     assert any(line.startswith(f"{path}:2: network.network_dim: unknown key; did you mean lora.rank?") for line in told)
-    assert any(line.startswith(f"{path}:3: network.clip_skip: unknown key; always the penultimate") for line in told)
+    assert any(line.startswith(f"{path}:3: network.clip_skip: unknown key; of SD 1.5") for line in told)
     assert not any("qqqq" in line for line in told)
 
 

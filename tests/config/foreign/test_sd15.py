@@ -72,6 +72,23 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         },
     ),
     (
+        "velocity.json",
+        json.dumps(
+            ONETRAINER | {"model_type": "STABLE_DIFFUSION_21", "rescale_noise_scheduler_to_zero_terminal_snr": True}
+        ),
+        {"model.prediction": "v", "loss.zero_terminal_snr": True, "text_encoders.clip_skip": 2},
+    ),
+    (
+        "noise.json",
+        json.dumps(ONETRAINER | {"model_type": "STABLE_DIFFUSION_21_BASE"}),
+        {"model.prediction": None},
+    ),
+    (
+        "forced.json",
+        json.dumps(ONETRAINER | {"model_type": "STABLE_DIFFUSION_20", "force_epsilon_prediction": True}),
+        {"model.prediction": "epsilon"},
+    ),
+    (
         "simple.json",
         json.dumps(SIMPLETUNER),
         {"model.checkpoint": "hf:stable-diffusion-v1-5/stable-diffusion-v1-5", "loss.offset_noise": 0.05},
