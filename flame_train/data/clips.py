@@ -315,7 +315,8 @@ def _video_frame(frame: Any, track: Any, name: str) -> Frame:
     shape = track.sample_aspect_ratio
     if shape and shape != 1:
         raise DataError(f"{name}: its pixels are not square ({shape}): convert it to square ones")
-    turns = round(frame.rotation / 90) % 4
+    mirrored = _is_mirrored(frame)
+    turns = (round(frame.rotation / 90) + 2 * mirrored) % 4
     usual = _BT709 if frame.height >= _HIGH_DEFINITION else _BT601
     space = usual if int(frame.colorspace) == _UNSPECIFIED else int(frame.colorspace)
     if space not in _SPACES:
@@ -323,10 +324,17 @@ def _video_frame(frame: Any, track: Any, name: str) -> Frame:
 
     def pixels() -> Pixels:
         raw = frame.to_ndarray(format="rgb24", src_colorspace=space, **EXACT)
-        return np.ascontiguousarray(np.rot90(raw, turns))
+        return np.ascontiguousarray(np.rot90(raw[:, ::-1] if mirrored else raw, turns))
 
     size = (frame.height, frame.width) if turns % 2 == 0 else (frame.width, frame.height)
     return Frame(frame.pts * Fraction(frame.time_base), size, pixels)
+
+
+def _is_mirrored(frame: Any) -> bool:
+    """Tells whether the file's matrix mirrors frames before it turns them; `rotation` says how far alone."""
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    a, b, _, c, d = (0.0,) * 5 if matrix is None else np.frombuffer(matrix, np.int32)[:5].astype(float)
+    return bool(a * d < b * c)
 
 
 def _pyav(name: str) -> ModuleType:

@@ -265,8 +265,8 @@ def _bomb_text() -> str:
 
 _NAME: Final = "images.json"
 _DECODERS: Final = " ".join(
-    # the number is raised where `data/images.py` or `data/clips.py` judges otherwise
-    ["1 Pillow", PIL.__version__, *(f"{each.name} {each.version}" for each in distributions(name="av"))]
+    # the number is raised where `data/images.py`, `data/clips.py` or `data/clip_containers.py` judges otherwise
+    ["2 Pillow", PIL.__version__, *(f"{each.name} {each.version}" for each in distributions(name="av"))]
 )
 _MOST: Final = 1_000_000  # images of all datasets that share a cache
 

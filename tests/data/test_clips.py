@@ -41,14 +41,28 @@ def test_a_clip_gives_the_frames_nearest_to_the_times(kind: str) -> None:
     assert abs(colour - (200, 50, 20)).max() < 25
 
 
-def test_a_turned_video_is_upright() -> None:
+@pytest.mark.parametrize(
+    ("matrix", "upright"),
+    [
+        ((0, 1, 0, -1, 0, 0, 0, 0, 1), lambda seen: np.rot90(seen, -1)),
+        ((-1, 0, 0, 0, -1, 0, 0, 0, 1), lambda seen: np.rot90(seen, 2)),
+        ((0, -1, 0, 1, 0, 0, 0, 0, 1), lambda seen: np.rot90(seen)),
+        ((-1, 0, 0, 0, 1, 0, 0, 0, 1), lambda seen: seen[:, ::-1]),
+        ((1, 0, 0, 0, -1, 0, 0, 0, 1), lambda seen: seen[::-1]),
+        ((0, 1, 0, 1, 0, 0, 0, 0, 1), lambda seen: seen.transpose(1, 0, 2)),
+        ((0, -1, 0, -1, 0, 0, 0, 0, 1), lambda seen: np.rot90(seen, 2).transpose(1, 0, 2)),
+    ],
+)
+def test_a_turned_or_mirrored_video_is_upright(
+    matrix: tuple[int, ...], upright: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """A row of the matrix is where a step to the right goes, the next where one down goes, both as (right, down)."""
     data = bytearray(clip("mp4"))
     at = data.index(b"tkhd") + 4 + 40
-    clockwise = (0, 1, 0, -1, 0, 0, 0, 0, 1)
-    struct.pack_into(">9i", data, at, *(n << (30 if i % 3 == 2 else 16) for i, n in enumerate(clockwise)))
-    first = next(frames_of(bytes(data), "clip"))
-    assert first.size == (WIDTH, HEIGHT)
-    np.testing.assert_array_equal(first.pixels(), np.rot90(next(frames_of(clip("mp4"), "clip")).pixels(), -1))
+    struct.pack_into(">9i", data, at, *(n << (30 if i % 3 == 2 else 16) for i, n in enumerate(matrix)))
+    first, seen = next(frames_of(bytes(data), "clip")), next(frames_of(clip("mp4"), "clip")).pixels()
+    np.testing.assert_array_equal(first.pixels(), upright(seen))
+    assert first.size == first.pixels().shape[:2]
 
 
 def test_a_still_is_no_clip() -> None:
