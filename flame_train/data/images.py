@@ -217,8 +217,10 @@ def _decode(
         # A JPEG that holds more is a phone's photo with a depth map or preview: the first is the photo.
         if found != "JPEG" and getattr(image, "is_animated", False):
             if animated == "refuse":
+                clip = "; clips need a model of video, and data.frames" if found in ("GIF", "WEBP") else ""
                 raise DataError(
-                    f"{label}: a {found} with several frames or pages; expected one image: extract the frame you want"
+                    f"{label}: expected one image, got several frames or pages ({found}): extract the frame you want"
+                    f"{clip}"
                 )
             notices.append(f"{label}: only the first of several frames or pages is used")
         whole = image.size

@@ -269,3 +269,6 @@ def test_clips_that_are_not_asked_for_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(clip("mp4"))
     with pytest.raises(DatasetError, match=r"clips need a model of video, and data\.frames"):
         Dataset.scan(tmp_path, default_caption="x")
+    (tmp_path / "b.gif").write_bytes(clip("gif"))
+    with pytest.raises(DatasetError, match=r"b\.gif: .*frame you want; clips need a model of video, and data\.frames"):
+        Dataset.scan(tmp_path, default_caption="x")
