@@ -11,6 +11,7 @@ from pathlib import PureWindowsPath
 from types import MappingProxyType
 from typing import Any, Final
 
+from flame_train.families import family_data
 from flame_train.io.json_values import number as bounded
 
 from .table import NOTHING, Changed, Convert, Lost, Source, is_off
@@ -56,6 +57,12 @@ _OPTIMIZERS: Final = MappingProxyType(
         "prodigy_plus_schedule_free": "prodigy_schedule_free",
     }
 )
+
+
+def format_of_comfyui(source: Source) -> Any:
+    """Returns the format of a LoRA for which ComfyUI has a table of this family: diffusers' where it has both."""
+    known = family_data(source.family).get("comfyui", {}).get("dotted", not source.fact("unet"))
+    return "diffusers" if known else Changed("kohya", "ComfyUI takes no other names of this model")
 
 
 def number_format(value: Any, source: Source) -> Any:

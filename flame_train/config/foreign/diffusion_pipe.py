@@ -15,6 +15,7 @@ from .clips import OF_DIFFUSION_PIPE, has_clips, unless_sized
 from .conversions import (
     OPTIMI,
     checkpoint,
+    format_of_comfyui,
     innermost,
     of_library,
     sampled,
@@ -257,7 +258,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "micro_batch_size_per_gpu": text_batch,
         "activation_checkpointing": lambda v, s: NOTHING if not v else "offload" if v == "unsloth" else "full",
         "pseudo_huber_c": lambda v, s: {"loss.kind": "huber", "loss.huber_c": float(v)},
-        "(output format)": lambda v, s: "kohya" if s.fact("unet") else "diffusers",
+        "(output format)": lambda v, s: format_of_comfyui(s),
         "save_every_n_examples": examples,
         "checkpoint_every_n_minutes": minutes,
         "pipeline_stages": one_stage,

@@ -98,3 +98,31 @@ def test_diffusion_pipes_wan(tmp_path: Path) -> None:
 def _alone(text: str) -> str:
     """Returns the config without the transformer's file."""
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("transformer_path"))
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind", "expected"),
+    [
+        ("wan22_5b", "wan", "kohya"),
+        ("anima", "anima", "kohya"),
+        ("sdxl", "sdxl", "kohya"),
+        ("flux", "flux", "diffusers"),
+        ("krea2", "krea2", "diffusers"),
+    ],
+)
+def test_a_lora_is_written_with_names_that_comfyui_reads(tmp_path: Path, arch: str, kind: str, expected: str) -> None:
+    """As those of both trainers are: ai-toolkit's `save_format` is of whole models (BaseSDTrainProcess.py, save).
+
+    Of Wan, Anima and SDXL's attention ComfyUI does not take diffusers' names (docs/conventions.md).
+    """
+    (tmp_path / "job.yaml").write_text(
+        "job: extension\nconfig:\n  name: x\n  process:\n  - type: sd_trainer\n    network: {type: lora, linear: 8}\n"
+        f"    train: {{lr: 1e-4, steps: 9}}\n    model: {{name_or_path: /m, arch: {arch}}}\n    save: {{save_format: diffusers}}\n"
+    )
+    (tmp_path / "pipe.toml").write_text(
+        f'output_dir = "/o"\ndataset = "x.toml"\nepochs = 1\n[model]\ntype = "{kind}"\ntransformer_path = "/m"\n'
+        '[adapter]\ntype = "lora"\nrank = 8\n[optimizer]\ntype = "adamw"\nlr = 1e-4\n'
+    )
+    for name in ("job.yaml", "pipe.toml"):
+        found = import_config(str(tmp_path / name), None, partial=True)
+        assert (found["family"], found["carried"]["output.format"]["value"]) == (kind, expected)
