@@ -10,7 +10,7 @@ from typing import Any, Final, Union, get_args, get_origin
 
 from flame_train.config.command_line import Unset
 from flame_train.config.foreign.conversions import number
-from flame_train.config.foreign.table import Changed, Lost, Nothing, Program, Row, Setting, Source
+from flame_train.config.foreign.table import NO_CONTROL, Changed, Lost, Nothing, Program, Row, Setting, Source
 from flame_train.config.keys import Key, keys
 from flame_train.config.load import problems_in
 
@@ -183,6 +183,9 @@ class _Work:
             settings = tuple(dict.fromkeys(map(self._called, settings)))
             for path, value in by_path.items():
                 assert path in row.to, f"{row.key} gives {path}, which its row does not name"
+                if path == "set.control" and not self.source.may_have_controls:
+                    self.found.dropped.append(Dropped(setting.place, shown, NO_CONTROL))
+                    continue
                 _lay(path, Carried(value, origin, settings), Dropped(setting.place, shown, ""), values, self.found)
         return {*self.source.asked, row.key, setting.written.partition(" ")[0]}
 

@@ -10,7 +10,7 @@ from flame_train.config.prompts import read_flags
 
 from .clips import count, fitting, rate
 from .conversions import number
-from .table import NOTHING, Changed, Convert, Lost, Nothing, Source, is_off
+from .table import NO_CONTROL, NOTHING, Changed, Convert, Lost, Nothing, Source, is_off
 
 
 def at_first(prompts_key: str) -> Convert:
@@ -64,6 +64,9 @@ def _of_ai_toolkit(item: Any, lost: list[str], source: Source) -> dict[str, Any]
     lost += [f"{name} {whose}: no such key here" for name in table if name not in _READ and not is_off(table[name])]
     keys = {ours: number(table.get(theirs)) for theirs, ours in _AI_TOOLKIT.items()}
     shown = [str(file) for name in _CONTROLS if (file := table.get(name))]
+    if shown and not source.may_have_controls:
+        lost.append(f"ctrl_img {whose}: {NO_CONTROL}")
+        shown = []
     keys |= {"text": table["prompt"], "control": shown} if shown else {"text": table["prompt"]}
     clips = bool(source.fact("frame_stride"))
     if (named := table.get("num_frames")) is not None:

@@ -57,6 +57,11 @@ class Source:
             self.asked.add(name)
         return default if setting is None else setting.value
 
+    @property
+    def may_have_controls(self) -> bool:
+        """Says whether a model of this family looks at control images; where the family is not known, one may."""
+        return not self.family or "looks_at_control_images" in family_data(self.family)
+
     def fact(self, name: str) -> Any:
         """Returns what `[as_others_train]` of the family's `family.toml` says of `name`; None where it says nothing."""
         return facts_of(self.family).get(name)
@@ -85,6 +90,7 @@ class Nothing:
 NOTHING: Final = Nothing()
 
 Convert = Callable[[Any, Source], Any]
+NO_CONTROL: Final = "this model looks at no control images here"
 
 
 def keep(value: Any, source: Source) -> Any:

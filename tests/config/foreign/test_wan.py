@@ -117,7 +117,8 @@ def test_a_lora_is_written_with_names_that_comfyui_reads(tmp_path: Path, arch: s
     """
     (tmp_path / "job.yaml").write_text(
         "job: extension\nconfig:\n  name: x\n  process:\n  - type: sd_trainer\n    network: {type: lora, linear: 8}\n"
-        f"    train: {{lr: 1e-4, steps: 9}}\n    model: {{name_or_path: /m, arch: {arch}}}\n    save: {{save_format: diffusers}}\n"
+        "    train: {lr: 1e-4, steps: 9}\n    save: {save_format: diffusers}\n"
+        f"    model: {{name_or_path: /m, arch: {arch}}}\n"
     )
     (tmp_path / "pipe.toml").write_text(
         f'output_dir = "/o"\ndataset = "x.toml"\nepochs = 1\n[model]\ntype = "{kind}"\ntransformer_path = "/m"\n'
@@ -126,3 +127,25 @@ def test_a_lora_is_written_with_names_that_comfyui_reads(tmp_path: Path, arch: s
     for name in ("job.yaml", "pipe.toml"):
         found = import_config(str(tmp_path / name), None, partial=True)
         assert (found["family"], found["carried"]["output.format"]["value"]) == (kind, expected)
+
+
+def test_control_images_of_a_model_without_them_are_named(tmp_path: Path) -> None:
+    """ai-toolkit begins a clip with one; the config would be refused here."""
+    (tmp_path / "job.yaml").write_text(
+        "job: extension\nconfig:\n  name: x\n  process:\n  - type: sd_trainer\n    network: {type: lora, linear: 8}\n"
+        "    datasets: [{folder_path: /d, control_path: /c, num_frames: 33}]\n    train: {lr: 1e-4, steps: 9}\n"
+        f"    model: {{name_or_path: {_5B}, arch: wan22_5b}}\n"
+        "    sample: {samples: [{prompt: a, ctrl_img: /a.png}, {prompt: b --ctrl_img /b.png}]}\n"
+    )
+    found = import_config(str(tmp_path / "job.yaml"), None)
+    assert found["carried"]["sample.prompts"]["value"] == ["a", "b"]
+    assert "control" not in "".join(found["carried"])
+    told = [line for line in found["listed"] if line.endswith("this model looks at no control images here")]
+    assert [line.split(": ", 1)[1] for line in told] == [
+        f"{what}: this model looks at no control images here"
+        for what in (
+            "sample.samples: ctrl_img of the prompt 'a'",
+            "sample.samples: ctrl_img of the prompt 'b'",
+            "control_path = ['/c']",
+        )
+    ]
