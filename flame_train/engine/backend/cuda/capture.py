@@ -226,6 +226,7 @@ class _Captured:
         for other in list(self._backend.graphs):
             other.forget()
         gc.collect()
+        self._backend.begin_program()  # what the host knows of memory's contents is of the recording that failed
         self._recorded()  # the others are recorded again when they are called next
 
     def _recorded(self) -> None:
