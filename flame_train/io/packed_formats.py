@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
 from flame_train.io.convrot import hadamard, is_group
-from flame_train.io.dtypes import FLOAT_TAGS, Array, widened
+from flame_train.io.dtypes import FLOAT_TAGS, Array, tag_of, widened
 from flame_train.io.header import MAX_RANK
 from flame_train.io.json_values import json_tree, number, table, text, whole
 from flame_train.io.packed import Packed, Shape, refuse, said_in
@@ -58,20 +59,21 @@ def by_comfyui(weights: Weights) -> dict[str, Packed]:
             continue  # what is left in the file names its format to whoever identifies it
         if scale not in names:
             raise refuse(weights.path, name, f"packed as {settings['format']}, without its {scale}")
-        shape, scales = weights.info(name).shape, weights.info(scale).shape
-        if np.dtype(dtype).itemsize != 1 or weights.info(name).nbytes != math.prod(shape):
-            raise refuse(
-                weights.path, name, f"expected 8 bits for {settings['format']}, got {weights.info(name).dtype}"
-            )
+        stored, shape, scales = weights.info(name).dtype, weights.info(name).shape, weights.info(scale).shape
+        if stored not in (tag_of(dtype), "U8"):
+            raise refuse(weights.path, name, f"expected {tag_of(dtype)} for {settings['format']}, got {stored}")
+        if weights.info(scale).dtype not in FLOAT_TAGS:
+            raise refuse(weights.path, scale, f"expected floats, got {weights.info(scale).dtype}")
         group = int(settings.get("convrot_groupsize", _GROUP)) if settings.get("convrot") else 0
         if group and (len(shape) != 2 or not is_group(group, shape[1])):
             raise refuse(weights.path, name, f"turned by groups of {group} columns, which do not divide {shape}")
-        if not _fit(shape, scales):
+        if not _fit(shape, scales, blocks=settings["format"] != INT8):
             raise refuse(weights.path, name, f"scales of shape {scales} do not fit a weight of shape {shape}")
         beside = tuple(n for n in (layer + MARK, f"{layer}.input_scale") if n in names)
         by_rows = dtype is np.int8 and len(shape) == 2 and math.prod(scales) in (1, shape[0])
-        kept = partial(_int8, group) if by_rows else None
-        read = partial(_read, dtype, group)
+        factors = partial(checked_scales, weights.path, scale)
+        kept = partial(_int8, factors, group) if by_rows else None
+        read = partial(_read, factors, dtype, group)
         tensors[name] = Packed((name, scale), settings["format"].upper(), shape, read, beside, kept)
     return tensors
 
@@ -99,23 +101,32 @@ def _checked(weights: Weights, name: str, settings: Any) -> Mapping[str, Any]:
     return settings
 
 
-def _fit(shape: tuple[int, ...], scales: tuple[int, ...]) -> bool:
-    """Tells whether there is a scale for all, for each row, or for each block of rows and columns."""
+def _fit(shape: tuple[int, ...], scales: tuple[int, ...], blocks: bool) -> bool:
+    """Tells whether there is a scale for all, for each row, or with `blocks` for each block of rows and columns."""
     if math.prod(scales) == 1 or (shape and math.prod(scales) == scales[0] == shape[0]):
         return True
-    return len(shape) == len(scales) == 2 and all(s and n % s == 0 for n, s in zip(shape, scales, strict=True))
+    whole_blocks = len(shape) == len(scales) and all(s and n % s == 0 for n, s in zip(shape, scales, strict=True))
+    return blocks and len(shape) == 2 and whole_blocks
 
 
-def _int8(group: int, parts: Sequence[Array]) -> StoredInt8:
+def checked_scales(path: Path, name: str, stored: Array) -> Array:
+    """Returns scales in fp32. Raises ModelFileError for NaN, infinity and negative ones."""
+    scales = widened(stored, np.float32)
+    if not (np.isfinite(scales) & (scales >= 0)).all():
+        raise refuse(path, name, "holds NaN, infinity or negative numbers, and is to hold scales")
+    return scales
+
+
+def _int8(factors: Callable[[Array], Array], group: int, parts: Sequence[Array]) -> StoredInt8:
     data, scale = parts
-    return StoredInt8(data.view(np.int8), np.broadcast_to(scale.astype(np.float32).reshape(-1), len(data)), group)
+    return StoredInt8(data.view(np.int8), np.broadcast_to(factors(scale).reshape(-1), len(data)), group)
 
 
-def _read(dtype: Any, group: int, parts: Sequence[Array]) -> Array:
+def _read(factors: Callable[[Array], Array], dtype: Any, group: int, parts: Sequence[Array]) -> Array:
     """Returns the weight in fp32. Files may keep fp8 as bytes."""
     stored, scale = parts
     weight = widened(stored.view(dtype), np.float32)
-    scale = scale.astype(np.float32)
+    scale = factors(scale)
     if scale.size == 1:
         weight *= scale.reshape(())
     elif scale.size == len(scale) == len(weight):

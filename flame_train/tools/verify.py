@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from flame_train.adapters.shared_alpha import misread
 from flame_train.errors import ModelFileError, shown
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.lora_names import LoraFamily
-from flame_train.io.packed_formats import DENOISER_PREFIXES, INT8, by_comfyui, layers_said
+from flame_train.io.packed_formats import DENOISER_PREFIXES, INT8, by_comfyui, checked_scales, layers_said
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.io.weights import open_weights
 from flame_train.models.registry import family_of
@@ -129,10 +129,12 @@ def _of_base(path: Path) -> Reader | None:
         said = {layer: settings.get("format", "none") for layer, settings in layers_said(file)}
         if INT8 not in said.values() and "none" not in said.values():
             return None
-        by_comfyui(file)  # refuses parts that do not belong together
+        for one in by_comfyui(file).values():  # refuses parts that do not belong together
+            checked_scales(path, one.names[1], file.read(one.names[1]))
         left = {layer: kind for layer, kind in said.items() if kind in _REFUSED}
         refused = bool(left)
         left |= {layer: "no weight" for layer in said if f"{layer}.weight" not in file.names}
+        left |= {layer: "no mark" for layer in _in_int8(file) if layer not in said}
     lacks = ", ".join(sorted(set(said.values()).difference(_OF_COMFYUI, _REFUSED)))
     read = [layer for layer, kind in said.items() if kind in _OF_COMFYUI and layer not in left]
     names = ""
@@ -142,6 +144,14 @@ def _of_base(path: Path) -> Reader | None:
     taken, leaves = sum(layer not in left for layer in read), tuple(f"{layer} ({why})" for layer, why in left.items())
     lacks = "" if refused else lacks
     return Reader("ComfyUI", *_INT8_SINCE, taken, leaves, refused, lacks=lacks, names=names, unit="layers")
+
+
+def _in_int8(file: SafetensorsFile) -> Iterator[str]:
+    """Yields each layer in int8 with a scale, whether the file says a format of it or not."""
+    for name in file.names:
+        layer = name.removesuffix(".weight_scale")
+        if layer != name and f"{layer}.weight" in file.names and file.info(f"{layer}.weight").dtype == "I8":
+            yield layer
 
 
 def _names_of_base(path: Path, names: Iterable[str], layers: list[str]) -> tuple[list[str], str, str]:

@@ -133,7 +133,10 @@ def test_a_scale_changes_the_digest(tmp_path):
     [
         ({"a.weight_scale": None}, "without its a.weight_scale"),
         ({"a.weight_scale": np.ones(5, np.float32)}, r"scales of shape \(5,\) do not fit a weight of shape \(6, 256\)"),
-        ({"a.weight": WEIGHT}, "expected 8 bits for int8_tensorwise, got F32"),
+        ({"a.weight_scale": np.ones((6, 2), np.float32)}, r"scales of shape \(6, 2\) do not fit"),  # blocks
+        ({"a.weight_scale": np.ones(6, np.int32)}, r"a\.weight_scale: expected floats, got I32"),
+        ({"a.weight": WEIGHT}, "expected I8 for int8_tensorwise, got F32"),
+        ({"a.comfy_quant": said(format="float8_e4m3fn")}, "expected F8_E4M3 for float8_e4m3fn, got I8"),
         (
             {"a.comfy_quant": said(format="int8_tensorwise", convrot=True, convrot_groupsize=100)},
             "groups of 100 columns",
@@ -149,6 +152,15 @@ def test_parts_that_do_not_belong_together(tmp_path, changed, words):
     } | changed
     with pytest.raises(ModelFileError, match=rf"x\.safetensors: .*{words}.*get another copy"):
         opened(tmp_path, {name: array for name, array in tensors.items() if array is not None})
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
+def test_numbers_that_are_no_scales_are_refused(tmp_path, wrong):
+    tensors = {"a.weight": WEIGHT.astype(np.int8), "a.comfy_quant": said(format="int8_tensorwise")}
+    with opened(tmp_path, tensors | {"a.weight_scale": np.float32([1, 0, 1, 1, wrong, 1])}) as file:
+        for read in (file.read, file.as_kept):
+            with pytest.raises(ModelFileError, match=r"a\.weight_scale: holds NaN, infinity or negative numbers"):
+                read("a.weight")
 
 
 def test_another_format_is_left_to_be_named(tmp_path):

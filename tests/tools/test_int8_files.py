@@ -177,6 +177,9 @@ def test_verify_claims_nothing_of_what_it_does_not_know(zimage: Path, tmp_path: 
         assert read(**{mark: said}) == ("not checked", kind, (), count - 1)
     lost: dict[str, np.ndarray | None] = {f"{layer}.weight": None, f"{layer}.weight_scale": None}
     assert read(**lost) == ("part", "", (f"{layer} (no weight)",), count - 1)
+    assert read(**{f"{layer}.comfy_quant": None}) == ("part", "", (f"{layer} (no mark)",), count - 1)
+    with pytest.raises(ModelFileError, match=r"weight_scale: holds NaN, infinity or negative numbers"):
+        read(**{f"{layer}.weight_scale": -tensors[f"{layer}.weight_scale"]})
     moved = {n.replace("model.diffusion_model.", "transformer/"): a for n, a in tensors.items()}
     save_file(str(other), moved)
     (reader,) = verify(other)

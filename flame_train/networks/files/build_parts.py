@@ -101,8 +101,8 @@ def _refuse_scaled(weights: Weights, component: Component, names: Iterable[str])
     left = next((name for name in names if name.endswith(_FACTORS)), None)
     if left is not None:
         raise ModelFileError(
-            f"{weights.path}: {component.name} is scaled fp8 of a form that is not read here ({left}); name a file in "
-            "fp16, bf16 or plain fp8"
+            f"{weights.path}: {component.name} has weights in 8 bits of a form that is not read here ({left}); name a "
+            "file in fp16, bf16 or plain fp8"
         )
 
 
