@@ -234,12 +234,17 @@ def negative(value: Any, source: Source) -> Any:
 
 
 def quantized(value: Any, source: Source) -> Any:
-    return _by_type(str(source.get("model.qtype", "qfloat8"))) if value else NOTHING
+    kind = _by_type(str(source.get("model.qtype", "qfloat8"))) if value else NOTHING
+    told = 'products in int8, as there, are model.arithmetic = "int8"'
+    return Changed(kind, told) if kind == "int8-convrot" else kind
 
 
 def quantized_text(value: Any, source: Source) -> Any:
     """Converts the text encoders, which are as the model where nothing is said; CLIPs are not quantized."""
-    return _by_type(str(source.get("model.qtype_te", "qfloat8"))) if value and not source.fact("unet") else NOTHING
+    if not value or source.fact("unet"):
+        return NOTHING
+    kind = _by_type(str(source.get("model.qtype_te", "qfloat8")))
+    return Changed("int8", "text encoders are not rotated here") if kind == "int8-convrot" else kind
 
 
 def _by_type(kind: str) -> Any:

@@ -90,6 +90,14 @@ def _text_encoder(value: Any, source: Source) -> Any:
     return {f"text_encoders.{key}": str(value)}
 
 
+def _rotated(value: Any, source: Source) -> Any:
+    """Converts --convrot_int8, whose products are in int8: forward always, backward as --convrot_int8_bwd says."""
+    if is_off(value):
+        return NOTHING
+    whole = source.get("convrot_int8_bwd") == "int8"
+    return "int8-convrot" if whole else Changed("int8-convrot", 'products in int8 are model.arithmetic = "int8"')
+
+
 def _targets(value: Any, source: Source) -> Any:
     """Converts the linear layers of the blocks without those that modulate; of Krea 2 all there are."""
     return source.fact("musubi_layers") or ["attention+mlp"]
@@ -173,6 +181,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         **OF_MUSUBI,
         "text_encoder": _text_encoder,
         "model_version": lambda v, s: _EDITS.get(str(v), NOTHING),
+        "convrot_int8": _rotated,
         "network_module": _kind,
         "network_alpha": _alpha,
         "(layers)": _targets,

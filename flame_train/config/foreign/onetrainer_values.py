@@ -10,6 +10,7 @@ from .conversions import number, sampled, schedule, side, sides_of, trained
 from .table import NOTHING, Changed, Convert, Lost, Nothing, Source, is_off
 
 _EIGHT_BITS: Final = ("FLOAT_8", "INT_8", "FLOAT_W8A8", "INT_W8A8", "FLOAT_W8A8_COMPRESSED", "INT_W8A8_COMPRESSED")
+_WIDE: Final = (None, "", "NONE", "FLOAT_16", "BFLOAT_16", "FLOAT_32", "TFLOAT_32")
 
 
 def weights(value: Any, source: Source) -> Any:
@@ -22,7 +23,7 @@ def weights(value: Any, source: Source) -> Any:
         return "nf4"
     if str(value).startswith("GGUF"):
         return Changed("nf4", f"a GGUF file is unpacked when it is read, and kept in nf4; {value} there")
-    return NOTHING
+    return NOTHING if value in _WIDE else Lost(f"no such number format here: {value}")
 
 
 def kind(value: Any, source: Source) -> Any:
@@ -35,7 +36,10 @@ def kind(value: Any, source: Source) -> Any:
 def text_weights(value: Any, source: Source) -> Any:
     """Converts the numbers of the large text encoder."""
     known = {"FLOAT_32": "fp32", "BFLOAT_16": "bf16", "FLOAT_16": "fp16"}
-    return known.get(value) or weights(value, source)
+    answer = known.get(value) or weights(value, source)
+    if isinstance(answer, Changed) and answer.value != "nf4":
+        return Changed(answer.value, "their products are in 16 bits here")
+    return answer
 
 
 def norm_epsilon(value: Any, source: Source) -> Any:

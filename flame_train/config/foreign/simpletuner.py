@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache, partial
 from types import MappingProxyType
@@ -196,10 +197,15 @@ def cropped(value: Any, source: Source) -> Any:
 
 
 def quantized(value: Any, source: Source) -> Any:
+    """Converts a number format, whose name begins with the kind of number and its bits."""
     if value in ("no_change", None, ""):
         return NOTHING
-    known = next((ours for ours in ("int8", "fp8", "nf4") if str(value).startswith(ours)), "")
-    return known or Changed("nf4", f"fewer than 8 bits are nf4 here, {value} there")
+    found = re.match(r"u?(int|fp|nf)(\d+)", str(value))
+    if found is None:
+        return Lost(f"no such number format here: {value}")
+    if found[0].removeprefix("u") in ("int8", "fp8", "nf4"):
+        return found[0].removeprefix("u")
+    return NOTHING if int(found[2]) > 8 else Changed("nf4", f"fewer than 8 bits are nf4 here, {value} there")
 
 
 def guidance(value: Any, source: Source) -> Any:
