@@ -111,8 +111,8 @@ class Sources:
     """Hashes of the inputs of a run's weights, settings excepted.
 
     `image` and `caption` are the networks that encode those, `base` is the base model, `dataset` the dataset. `rounded`
-    is of which layers `model.quantize` stores in fewer bits, and how; "" for none. `code` has a record of each entry
-    that a script registered; see `config.own_code`.
+    is of which layers `model.quantize` stores in fewer bits, and how; "" for none. `adapter` is the training adapter,
+    or "". `code` has a record of each entry that a script registered; see `config.own_code`.
     """
 
     image: str
@@ -120,6 +120,7 @@ class Sources:
     base: str
     dataset: str
     rounded: str = ""
+    adapter: str = ""
     code: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -127,6 +128,7 @@ _SAID = {
     "image": "with another VAE than model.checkpoint or model.vae holds now; put it back",
     "caption": "with other text encoders than the files under [text_encoders] hold now; put them back",
     "base": "on another base model than model.checkpoint holds now; put it back",
+    "adapter": "with another training adapter than model.training_adapter holds now; put it back",
     "dataset": "on other images or captions than data.path holds now; put them back",
     "rounded": "on a base whose layers model.quantize rounded otherwise than this version; take the one that began it",
 }
@@ -201,9 +203,12 @@ def check_code(checkpoint: Checkpoint, sources: Sources, accept: bool) -> None:
         )
 
 
-def knows_sources(checkpoint: Checkpoint) -> bool:
-    """Tells whether a checkpoint identifies its files by their contents, so that they may lie elsewhere now."""
-    return _SAID.keys() - {"rounded"} <= _place(checkpoint).keys()
+def knows_sources(checkpoint: Checkpoint, adapter: bool) -> bool:
+    """Tells whether a checkpoint identifies its files by their contents, so that they may lie elsewhere now.
+
+    An older version did not record the training `adapter`.
+    """
+    return _SAID.keys() - {"rounded", *(() if adapter else ("adapter",))} <= _place(checkpoint).keys()
 
 
 def unknown_rounding(checkpoint: Checkpoint, sources: Sources) -> bool:
@@ -297,9 +302,8 @@ def _place(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 
 def _recorded(sources: Sources) -> dict[str, Any]:
-    """Returns the sources as state.json has them; a run without code of a script says nothing of it."""
-    record = asdict(sources)
-    return record if sources.code else {name: value for name, value in record.items() if name != "code"}
+    """Returns the sources as state.json has them; a run without an adapter or code of a script says nothing of it."""
+    return {name: value for name, value in asdict(sources).items() if value or name not in ("adapter", "code")}
 
 
 def _foreign(checkpoint: Checkpoint) -> OutputError:

@@ -98,6 +98,27 @@ def test_every_kind_serves(kind, tmp_path):
         np.testing.assert_allclose(after[f"{name}.weight"], weight + own.delta(weight), rtol=1e-2, atol=1e-3)
 
 
+def test_a_damaged_adapter_is_named_and_not_its_base(part, tmp_path):
+    family, network = part
+    names, factors = family.lora_names_in({}), factors_of(network)
+    next(iter(factors.values())).up[0, 0] = np.nan
+    save_file(tmp_path / "a.safetensors", to_kohya({family.denoiser: factors}, names))
+    with pytest.raises(ModelFileError, match=r"a\.safetensors: NaN or infinity in"):
+        with_adapter(network, tmp_path / "a.safetensors", names).load(device="cpu", dtype="float32")
+
+
+def test_layers_of_a_text_encoder_are_not_left_out_without_a_word(tmp_path):
+    family = FAMILIES["flux"]
+    family.write_small_base(tmp_path, 3)
+    network = family.files.parts(tmp_path / "base.safetensors", [family.denoiser])[family.denoiser]
+    names, encoder = family.lora_names_in({}), "lora_te1_text_model_encoder_layers_0_mlp_fc1"
+    tensors = to_kohya({family.denoiser: factors_of(network)}, names)
+    tensors |= {f"{encoder}.lora_down.weight": np.ones((2, 8)), f"{encoder}.lora_up.weight": np.ones((8, 2))}
+    save_file(tmp_path / "a.safetensors", {name: array.astype(np.float32) for name, array in tensors.items()})
+    with pytest.raises(ModelFileError, match=r"has layers of the text_encoder beside those of the transformer"):
+        with_adapter(network, tmp_path / "a.safetensors", names)
+
+
 def test_no_thread_outlives_a_load_that_fails(part, tmp_path, monkeypatch):
     """Threads make sums ahead; the error keeps what they belong to."""
     family, network = part

@@ -165,6 +165,27 @@ def test_a_run_with_all_of_it_goes_on_to_the_same_bytes(train_small: Train, tmp_
     assert validation_of(killed) == validation_of(tmp_path / "whole")
 
 
+def test_a_run_is_not_continued_with_another_adapter(
+    train_small: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither by another path, nor if only an alpha in the file's metadata changed; the same file elsewhere serves."""
+    file, moved = write_adapter(tmp_path / "adapter.safetensors"), tmp_path / "moved.safetensors"
+    with SafetensorsFile(file) as read:
+        tensors = {name: np.array(read.read(name)) for name in read.names}
+    save_file(tmp_path / "louder.safetensors", tensors, {"lora_alpha": "8"})
+    save_file(tmp_path / "other.safetensors", {name: 0.5 * array for name, array in tensors.items()})
+    asked = ("train.steps=4", "checkpoint.every=2", f"output.dir={tmp_path / 'run'}")
+    assert train_small("zimage", *settings(f"model.training_adapter={file}", *asked)) == 0
+    shutil.rmtree(tmp_path / "run/checkpoints/step-000004")
+    (tmp_path / "run/lora.safetensors").unlink()
+    file.rename(moved)
+    for other in ("louder", "other"):
+        adapter = f"model.training_adapter={tmp_path / other}.safetensors"
+        assert train_small("zimage", *settings(adapter, *asked)) == 6
+        assert "was trained with another training adapter" in capsys.readouterr().err
+    assert train_small("zimage", *settings(f"model.training_adapter={moved}", *asked)) == 0
+
+
 OTHERS = (pytest.param(name, marks=pytest.mark.proof) for name in FAMILIES if name not in ("sdxl", "flux"))
 
 

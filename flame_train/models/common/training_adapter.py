@@ -21,7 +21,6 @@ from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import Factors
 from flame_train.engine.dtype import is_float
 from flame_train.errors import ModelFileError
-from flame_train.io.digests import Digests
 from flame_train.io.dtypes import widened
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weight_files import Kept, Weights
@@ -47,15 +46,22 @@ class AdaptedPart(Part):
     strength: float = 1.0
 
     def source(self, weights: Weights, advance: Callable[[float], None]) -> Native:
+        for module, factors in self.factors.items():  # or the sum would be taken for damage of the base
+            if not all(np.isfinite(array).all() for array in factors.arrays.values()):
+                raise ModelFileError(
+                    f"{self.adapter}: NaN or infinity in {module}; the file is damaged or was saved from a broken run: "
+                    "get another copy"
+                )
         return _Updated(weights, self, advance)
 
-    def digest(self, digests: Digests | None = None) -> str:
-        own = Part.digest(self, digests)
-        with open_weights(self.adapter) as weights:
-            summed = hashlib.sha256(own.encode())
-            for name in sorted(weights.names):
-                summed.update(name.encode())
-                summed.update(np.ascontiguousarray(weights.read(name)).reshape(-1).view(np.uint8).data)
+    def adapter_digest(self) -> str:
+        """Returns SHA-256, in hex, over the updates, however they are named and stored: a run depends on them."""
+        summed = hashlib.sha256()
+        for module, factors in sorted(self.factors.items()):
+            summed.update(f"{module} {factors.kind} {factors.alpha}".encode())
+            for name, array in sorted(factors.arrays.items()):
+                summed.update(f"{name} {array.dtype} {array.shape}".encode())
+                summed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return summed.hexdigest()
 
 
@@ -100,6 +106,12 @@ def with_adapter(part: Part, file: Path, names: LoraFamily, strength: float = 1.
     state = from_file(file, names).state
     modules = state.get(part.component, {})
     misfits = [m for m, f in modules.items() if not f.fits(part.shapes.get(f"{m}.weight", ()))]
+    others = sorted(state.keys() - {part.component})
+    if modules and others:
+        raise ModelFileError(
+            f"{file}: has layers of the {', '.join(others)} beside those of the {part.component}, to which alone a "
+            "training adapter is added; `flame-train merge` writes a base with all of them"
+        )
     if not modules or misfits:
         reason = f"{misfits[0]} has another shape" if misfits else f"it has no layer of the {part.component}"
         raise ModelFileError(f"{file}: is no adapter for {part.path}: {reason}; name the one that was made for it")

@@ -34,6 +34,7 @@ from flame_train.io.commit import STATES, Checkpoint, count, newest
 from flame_train.io.digests import Digests
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
+from flame_train.models.common.training_adapter import AdaptedPart
 from flame_train.networks.block_network import BlockNetwork
 from flame_train.run.check.check_run import storage_of
 from flame_train.run.plan.encoding import Keys, could_cache
@@ -158,7 +159,7 @@ def run_folder(plan: Plan, group: ProcessGroup = ALONE) -> RunFolder:
         same_batches = (
             checkpoint is not None and micro_batches_of(checkpoint) == plan.config.gradient.accumulation * group.world
         )
-        moved = checkpoint is None or knows_sources(checkpoint)
+        moved = checkpoint is None or knows_sources(checkpoint, bool(plan.config.model.training_adapter))
         return differences(old, plan.config, moved=moved, shared_out=same_batches)
 
     return RunFolder(Path(plan.config.output.dir), resolved(plan.config), refusal, plan.config.output.name)
@@ -212,7 +213,10 @@ def sources_of(plan: Plan, keys: Keys) -> Sources:
     dataset = dataset_digest(plan.samples, keys)
     networks, storage = keys.networks, storage_of(plan.config.model.quantize, plan.config.model.arithmetic)
     rounded = "" if storage is None else rounding(plan.model.network, storage)
-    return Sources(networks["image"], networks["caption"], base, dataset, rounded, used_code(plan.config))
+    denoiser = plan.checked.model.denoiser
+    adapter = denoiser.adapter_digest() if isinstance(denoiser, AdaptedPart) else ""
+    code = used_code(plan.config)
+    return Sources(networks["image"], networks["caption"], base, dataset, rounded, adapter, code)
 
 
 def rounding(network: BlockNetwork, storage: nn.Storage) -> str:
