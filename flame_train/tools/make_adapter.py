@@ -7,6 +7,7 @@ the model predict as before its distillation, without teaching it an image (as o
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import shutil
@@ -27,13 +28,16 @@ from flame_train.data.buckets import BucketRule, Size
 from flame_train.data.cache import DiskCache
 from flame_train.data.grid import Pixels, write_png
 from flame_train.data.samples import Samples
-from flame_train.disk.preflight import make_folder, refuse_place
+from flame_train.disk.atomic_write import write_atomically
+from flame_train.disk.preflight import make_folder, refuse_place, user_cache
 from flame_train.engine import Tensor
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import gpu_of
 from flame_train.errors import ConfigError, OutputError
+from flame_train.io.digests import Digests
 from flame_train.io.hub import fetching
 from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.io.weights import sampled_digest
 from flame_train.networks.vae.autoencoder import LoadedVae
 from flame_train.networks.vae.vae import unscaled_latents
 from flame_train.progress import progress
@@ -179,7 +183,37 @@ def _prompts(order: AdapterOrder, count: int) -> list[dict[str, Any]]:
 def _checked(order: AdapterOrder, count: int) -> tuple[Checked, tuple[Request, ...]]:
     """Opens the model, and returns it with the images to draw."""
     checked = check(load_located(order.config(order.drawn, _prompts(order, count)), order.overrides))
+    given = {
+        "model.training_adapter": checked.config.model.training_adapter,
+        "sample.model": checked.config.sample.model,
+    }
+    for key, value in given.items():
+        if value:
+            raise ConfigError(f"{key}: expected none, since {order.checkpoint} itself draws; got {value!r}; remove it")
     return checked, requests(checked.config.sample, checked.config.data.resolution, checked.model)
+
+
+def _require_same_images(order: AdapterOrder, checked: Checked, wanted: Sequence[Request]) -> None:
+    """Writes down what the images are drawn of. Raises OutputError where those that are there are of something else."""
+    with Digests(user_cache("digests")) as digests:
+        record: dict[str, Any] = {"model": sampled_digest(checked.base, digests)}
+    for name in ("text", "negative", "size", "seed", "steps", "guidance_scale", "sampler"):
+        record[name] = [getattr(request, name) for request in wanted]
+    record = json.loads(json.dumps(record))
+    place = order.folder / "images.json"
+    if place.exists():
+        try:
+            before = json.loads(place.read_text(encoding="utf-8"))
+            begun, other = len(before["text"]), [n for n, was in before.items() if was != record[n][: len(was)]]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            begun, other = 0, ["images.json"]
+        reason = f"was begun with another {' and another '.join(other).replace('_', ' ')}" if other else ""
+        if begun > len(wanted):
+            reason = f"was begun for {begun} images, more than are asked for"
+        if reason:
+            raise OutputError(f"{order.folder}: {reason}; ask as you did, or remove the folder to begin anew")
+    raw = json.dumps(record).encode()
+    write_atomically(place, [raw], len(raw))
 
 
 class _Keeping(LoadedVae):
@@ -197,6 +231,7 @@ def _draw(order: AdapterOrder, device: str, stop: StopRequest) -> None:
     make_folder(order.drawn)
     make_folder(order.folder / "latents")
     checked, wanted = _checked(order, order.images)
+    _require_same_images(order, checked, wanted)
     places = [order.drawn / f"{request.number:05}.png" for request in wanted]
     missing = [(request, place) for request, place in zip(wanted, places, strict=True) if not place.exists()]
     if not missing:

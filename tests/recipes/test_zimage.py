@@ -164,5 +164,17 @@ def test_turbo_is_a_base_with_a_training_adapter_alone(
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.parametrize("name", ["z_image_de_turbo_v1_bf16", "Z-Image-De-Turbo", "z_image_deturbo"])
+def test_a_turbo_whose_distillation_was_undone_is_a_base(
+    train: Callable[..., int], base: Path, tmp_path: Path, capsys: Capture, name: str
+) -> None:
+    """It is trained, and drawn with a base's steps and guidance."""
+    shutil.copy(base, tmp_path / f"{name}.safetensors")
+    write_vocabulary(tmp_path, qwen=True)
+    asked = ("--set", f"model.checkpoint={tmp_path / name}.safetensors", "--set", "sample.steps=0", "--dry-run")
+    assert train(*asked) == 0
+    assert not family_of(tmp_path / f"{name}.safetensors").distilled(tmp_path / f"{name}.safetensors")
+
+
 def test_the_base_is_recognised(base: Path) -> None:
     assert family_of(base).name == "zimage"

@@ -16,6 +16,7 @@ from flame_train.models.registry import FAMILIES
 from flame_train.run.encode import encode
 from flame_train.tools import make_adapter
 from flame_train.tools.make_adapter import AdapterOrder, captions_of
+from tests.recipes.test_distilled import write_adapter
 
 IMAGES = 6
 
@@ -83,6 +84,47 @@ def test_it_is_made_of_what_the_model_draws_and_goes_on_after_a_stop(
         f'bucket_step = 32\n[train]\nsteps = 1\nprecision = "fp32"\n[output]\ndir = "{tmp_path / "on-it"}"\n'
     )
     assert cli.run(["train", str(config), "--device", "cpu", "--dry-run"]) == 0
+
+
+def test_images_that_something_else_drew_are_not_taken(
+    turbo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of another model, of other captions, of another seed, or more of them; more images are drawn beside them."""
+    other, output = tmp_path / "other", tmp_path / "adapter.safetensors"
+    other.mkdir()
+    FAMILIES["zimage"].write_small_base(other, 9)
+    asked_first = asked(turbo, output)
+    assert cli.run(asked_first) == 0
+    shutil.rmtree(tmp_path / "adapter.making/run")
+    output.unlink()
+    (tmp_path / "captions.txt").write_text("one\ntwo\n")
+    fewer = ["4" if word == str(IMAGES) else word for word in asked_first]
+    for given, named in (
+        (asked(other / "base.safetensors", output), "another model"),
+        ([*asked_first, "--captions", str(tmp_path / "captions.txt")], "another text"),
+        ([*asked_first, "--seed", "7"], "another seed"),
+        (fewer, f"was begun for {IMAGES} images, more than"),
+    ):
+        capsys.readouterr()
+        assert cli.run(given) == 6
+        assert named in capsys.readouterr().err
+    record = tmp_path / "adapter.making/images.json"
+    kept = record.read_bytes()
+    record.write_bytes(b"{}")
+    assert cli.run(asked_first) == 6
+    record.write_bytes(kept)
+    assert cli.run(["8" if word == str(IMAGES) else word for word in asked_first]) == 0
+    assert len(list((tmp_path / "adapter.making/images").glob("*.png"))) == 8
+
+
+@pytest.mark.parametrize("key", ["model.training_adapter", "sample.model"])
+def test_images_are_of_the_model_itself(
+    turbo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    (tmp_path / "same.safetensors").write_bytes(turbo.read_bytes())
+    given = write_adapter(tmp_path / "a.safetensors") if key.startswith("model") else tmp_path / "same.safetensors"
+    assert cli.run([*asked(turbo, tmp_path / "adapter.safetensors"), "--set", f"{key}={given}"]) == 2
+    assert f"{key}: expected none" in capsys.readouterr().err
 
 
 def test_real_images_are_mixed_in(turbo: Path, tmp_path: Path, drawn: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _TAP: Final = -2  # the last hidden state but one
 _TRAINING_SHIFT: Final = constant_shift(3.0)  # ai-toolkit's for Z-Image
 _SAMPLING_SHIFT: Final = 6.0  # of the published scheduler
 _TURBO_SHIFT: Final = 3.0  # and of Turbo's
+_DE_DISTILLED: Final = re.compile(r"de[-_]?turbo")  # ostris' Z-Image De-Turbo, which trains as a base does
 
 PRESETS: Final = presets(
     attention=("layers.*.attention.*",),
@@ -90,7 +92,10 @@ class ZImageFamily(FlowFamily):
         )
 
     def distilled(self, base: Path) -> str:
-        if "turbo" in published_name(base):
+        name = published_name(base)
+        if _DE_DISTILLED.search(name):
+            return ""
+        if "turbo" in name:
             return "is called Turbo"
         stated = stated_in(base, "scheduler/scheduler_config.json")
         return "has a scheduler of Turbo's shift" if stated.number("shift", _SAMPLING_SHIFT) == _TURBO_SHIFT else ""
