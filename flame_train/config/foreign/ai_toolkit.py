@@ -320,7 +320,7 @@ def guidance_loss(value: Any, source: Source) -> Any:
         return NOTHING
     scale = source.get("train.guidance_loss_target", 3.0)
     keys: dict[str, Any] = {
-        "loss.contrastive_scale": [float(s) for s in scale] if isinstance(scale, list) else float(scale)
+        "loss.contrastive_scale": sorted(float(s) for s in scale) if isinstance(scale, list) else float(scale)
     }
     if source.get("train.guidance_loss_schedule") == "sigma":
         keys["loss.contrastive_schedule"] = "sigma"
@@ -366,6 +366,9 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "train.content_or_style": content_or_style,
         "train.diff_output_preservation": kept("class", "train.diff_output_preservation"),
         "train.do_guidance_loss": guidance_loss,
+        "train.unconditional_prompt": lambda v, s: (
+            Lost("without a prompt is an empty caption here") if v and s.get("train.do_guidance_loss") else NOTHING
+        ),
         "train.blank_prompt_preservation": kept("blank", "train.blank_prompt_preservation"),
         "model.arch": edits,
         "model.is_v_pred": lambda v, s: "v" if v and s.fact("unet") else NOTHING,

@@ -11,7 +11,7 @@ from pathlib import PureWindowsPath
 from types import MappingProxyType
 from typing import Any, Final
 
-from flame_train.families import family_data
+from flame_train.families import family_data, training_adapters
 from flame_train.io.json_values import number as bounded
 
 from .table import NOTHING, Changed, Convert, Lost, Source, is_off
@@ -265,6 +265,15 @@ def hub_file(value: Any, source: Source) -> Any:
     if not text:
         return NOTHING
     return f"hf:{text}" if _HUB_FILE.fullmatch(text) and not os.path.exists(text) else text
+
+
+def training_adapter(value: Any, source: Source) -> Any:
+    """Converts an adapter's file, or its repository on the hub, which is written with the file that it is known for."""
+    text = str(value or "")
+    if not _HUB_NAME.fullmatch(text) or text.endswith(".safetensors") or os.path.exists(text):
+        return hub_file(value, source)
+    known = [one["file"] for one in training_adapters(source.family) if one["file"].startswith(f"hf:{text}/")]
+    return known[0] if known else f"hf:{text}"
 
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)

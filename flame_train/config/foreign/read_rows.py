@@ -43,6 +43,7 @@ _SHARED: Final[Mapping[str, Convert]] = MappingProxyType(
         "number format": c.number_format,
         "checkpoint": c.checkpoint,
         "hub file": c.hub_file,
+        "training adapter": c.training_adapter,
         "optimizer": c.optimizer,
         "sampler": c.sampler,
         "side": c.side,

@@ -24,7 +24,6 @@ from flame_train.errors import ModelFileError
 from flame_train.io.dtypes import widened
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weight_files import Kept, Weights
-from flame_train.io.weights import open_weights
 from flame_train.networks.files.build_parts import Native
 from flame_train.networks.files.part import Part, Unchanged
 
