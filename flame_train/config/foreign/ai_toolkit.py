@@ -11,7 +11,7 @@ from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import named_by
 
-from . import sample_prompts
+from . import distilled, sample_prompts
 from .clips import OF_AI_TOOLKIT
 from .conversions import format_of_comfyui, innermost, published, sampled, sides_of, trained
 from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off
@@ -314,22 +314,10 @@ def edits(value: Any, source: Source) -> Any:
     return {"model.kontext": True} if name == "flux_kontext" else NOTHING
 
 
-def guidance_loss(value: Any, source: Source) -> Any:
-    """Converts contrastive guidance, with its scale, or two of them, and the schedule."""
-    if is_off(value):
-        return NOTHING
-    scale = source.get("train.guidance_loss_target", 3.0)
-    keys: dict[str, Any] = {
-        "loss.contrastive_scale": sorted(float(s) for s in scale) if isinstance(scale, list) else float(scale)
-    }
-    if source.get("train.guidance_loss_schedule") == "sigma":
-        keys["loss.contrastive_schedule"] = "sigma"
-    return Changed(keys, "compared without its guidance, a loss smaller by the square of the scale")
-
-
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         **OF_AI_TOOLKIT,
+        **distilled.OF_AI_TOOLKIT,
         "training_folder": lambda v, s: f"{v}/{s.get('name')}" if s.get("name") else v,
         "trigger_word": lambda v, s: NOTHING if is_off(v) else {"captions.trigger": v, "output.trigger": v},
         "network.type": kind,
@@ -365,10 +353,6 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "logging.use_wandb": lambda v, s: NOTHING if is_off(v) else s.get("logging.project_name", "ai-toolkit"),
         "train.content_or_style": content_or_style,
         "train.diff_output_preservation": kept("class", "train.diff_output_preservation"),
-        "train.do_guidance_loss": guidance_loss,
-        "train.unconditional_prompt": lambda v, s: (
-            Lost("without a prompt is an empty caption here") if v and s.get("train.do_guidance_loss") else NOTHING
-        ),
         "train.blank_prompt_preservation": kept("blank", "train.blank_prompt_preservation"),
         "model.arch": edits,
         "model.is_v_pred": lambda v, s: "v" if v and s.fact("unet") else NOTHING,

@@ -11,7 +11,7 @@ from pathlib import PureWindowsPath
 from types import MappingProxyType
 from typing import Any, Final
 
-from flame_train.families import family_data, training_adapters
+from flame_train.families import family_data
 from flame_train.io.json_values import number as bounded
 
 from .table import NOTHING, Changed, Convert, Lost, Source, is_off
@@ -235,7 +235,8 @@ def innermost(path: Any, *words: str) -> str:
     return next((word for part in parts for word in words if word in part), words[0])
 
 
-_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""owner/name, as the hub has it."""
 
 
 def checkpoint(value: Any, source: Source) -> Any:
@@ -250,7 +251,7 @@ def checkpoint(value: Any, source: Source) -> Any:
         return Lost(f"{other.group(1)} is not trained here")
     if page:
         return f"hf:{page.group(1)}/{page.group(2)}"
-    if _HUB_NAME.fullmatch(text) and not text.endswith(".safetensors") and not os.path.exists(text):
+    if HUB_NAME.fullmatch(text) and not text.endswith(".safetensors") and not os.path.exists(text):
         return Changed(f"hf:{text}", "a name on the hub; a folder of that name would be written without hf:")
     return text
 
@@ -265,15 +266,6 @@ def hub_file(value: Any, source: Source) -> Any:
     if not text:
         return NOTHING
     return f"hf:{text}" if _HUB_FILE.fullmatch(text) and not os.path.exists(text) else text
-
-
-def training_adapter(value: Any, source: Source) -> Any:
-    """Converts an adapter's file, or its repository on the hub, which is written with the file that it is known for."""
-    text = str(value or "")
-    if not _HUB_NAME.fullmatch(text) or text.endswith(".safetensors") or os.path.exists(text):
-        return hub_file(value, source)
-    known = [one["file"] for one in training_adapters(source.family) if one["file"].startswith(f"hf:{text}/")]
-    return known[0] if known else f"hf:{text}"
 
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)

@@ -32,6 +32,7 @@ from typing import Any, Final
 from flame_train.families import named_by
 
 from . import conversions as c
+from . import distilled
 from .table import NOTHING, Convert, Lost, Row, Source, Table, is_off, keep
 
 _SHARED: Final[Mapping[str, Convert]] = MappingProxyType(
@@ -43,7 +44,7 @@ _SHARED: Final[Mapping[str, Convert]] = MappingProxyType(
         "number format": c.number_format,
         "checkpoint": c.checkpoint,
         "hub file": c.hub_file,
-        "training adapter": c.training_adapter,
+        "training adapter": distilled.training_adapter,
         "optimizer": c.optimizer,
         "sampler": c.sampler,
         "side": c.side,

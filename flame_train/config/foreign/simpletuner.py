@@ -12,7 +12,7 @@ from flame_train.config.foreign.read_rows import read_table
 from flame_train.errors import ConfigError
 from flame_train.families import family_data, named_by
 
-from . import sample_prompts
+from . import distilled, sample_prompts
 from .clips import OF_SIMPLETUNER
 from .conversions import (
     checkpoint,
@@ -26,7 +26,6 @@ from .conversions import (
     sides_of,
     swapped,
     to_number,
-    training_adapter,
     warmup,
     where,
 )
@@ -266,20 +265,6 @@ def base_model(value: Any, source: Source) -> Any:
     return Lost(f"no model is named, and {flavour} is none that is known here") if flavour else NOTHING
 
 
-def assistant(value: Any, source: Source) -> Any:
-    """Converts the adapter of training, a repository and its file; a distilled flavour has one of its own."""
-    if source.get("disable_assistant_lora"):
-        return NOTHING
-    models = family_data(source.family).get("simpletuner", {})
-    own = models.get("assistants", {}).get(str(source.get("model_flavour") or models.get("usual")), "")
-    path, file = str(value or own.rpartition("/")[0]), source.get("assistant_lora_weight_name")
-    if file and path and not path.endswith(".safetensors"):
-        path = f"{path}/{file}"
-    elif not value:
-        path = own
-    return training_adapter(path, source)
-
-
 def resolution(value: Any, source: Source) -> Any:
     """Pixels, or megapixels of an area; of `pixel` they are the shorter side."""
     size = number(value)
@@ -334,7 +319,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         **OF_SIMPLETUNER,
         "pretrained_model_name_or_path": base_model,
-        "assistant_lora_path": assistant,
+        "assistant_lora_path": distilled.assistant,
         "text encoder": lambda v, s: NOTHING if v in ("", base_of(s)) else Lost(_A_FILE),
         "sides of Wan": lambda v, s: 64 if "5b" in str(s.get("model_flavour")) else 32,  # whatever the value is
         "quantized": quantized,
