@@ -37,6 +37,7 @@ MAX_CLIP_BYTES = 1 << 29
 MAX_FRAME_PIXELS = 1 << 24  # 4096 x 4096
 MAX_FRAMES = 20_000
 MAX_CLIP_PIXELS = 1 << 34  # of all frames: five minutes of 1920 x 1080 at 30 a second
+MAX_ANIMATION_PIXELS = 1 << 32  # of a GIF or WebP, whose frames cost more, and may have a few bytes each
 
 _APART = 32  # frames of which the middle one is chosen
 _STILL_S = 10  # that a frame may be shown for
@@ -195,14 +196,14 @@ def frames_of(data: bytes, name: str) -> Iterator[Frame]:
     if len(data) > MAX_CLIP_BYTES:
         raise DataError(f"{name}: larger than {MAX_CLIP_BYTES >> 20} MiB: cut it into shorter clips")
     found = image_formats.sniff(data)
-    frames = _video(data, found, name) if found in _DEMUXERS else _animation(data, found, name)
+    decoder, most = (_video, MAX_CLIP_PIXELS) if found in _DEMUXERS else (_animation, MAX_ANIMATION_PIXELS)
     first: Frame | None = None
     before, pixels = Fraction(-1), 0
-    for number, frame in enumerate(_judged(frames, name)):
+    for number, frame in enumerate(_judged(decoder(data, found, name), name)):
         first = first or frame
         time, pixels = frame.time - first.time, pixels + math.prod(frame.size)
-        if number >= MAX_FRAMES or pixels > MAX_CLIP_PIXELS:
-            raise _too_long(name)
+        if number >= MAX_FRAMES or pixels > most:
+            raise _too_long(name, most)
         if frame.size != first.size:
             raise DataError(f"{name}: its frames have several sizes: convert it to one size")
         if time <= before:
@@ -241,10 +242,9 @@ def _no_frames(name: str) -> DataError:
     return DataError(f"{name}: the clip has no frames: copy or download it again")
 
 
-def _too_long(name: str) -> DataError:
+def _too_long(name: str, most: int) -> DataError:
     return DataError(
-        f"{name}: longer than {MAX_FRAMES:,} frames or {MAX_CLIP_PIXELS >> 30} gigapixels in all: cut it into shorter "
-        "clips"
+        f"{name}: longer than {MAX_FRAMES:,} frames or {most >> 30} gigapixels in all: cut it into shorter clips"
     )
 
 
@@ -296,7 +296,7 @@ def _video(data: bytes, found: str, name: str) -> Iterator[Frame]:
         if context.width * context.height > MAX_FRAME_PIXELS:
             raise _too_large(name)
         if tracks[0].frames > MAX_FRAMES or context.width * context.height * tracks[0].frames > MAX_CLIP_PIXELS:
-            raise _too_long(name)
+            raise _too_long(name, MAX_CLIP_PIXELS)
         context.thread_count = 1
         context.options = {"err_detect": "explode", "max_pixels": str(MAX_FRAME_PIXELS)}
         for packet in container.demux(tracks[0]):

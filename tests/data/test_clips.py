@@ -184,7 +184,7 @@ def test_an_animation_that_rests_at_its_end_is_as_long_as_it_is_shown(kind: str)
     ("limit", "match"),
     [
         ("MAX_FRAMES", "longer than 4 frames"),
-        ("MAX_CLIP_PIXELS", "longer than"),
+        ("MAX_CLIP_PIXELS MAX_ANIMATION_PIXELS", "longer than"),
         ("MAX_FRAME_PIXELS", "more than 4 pix"),
         ("MAX_CLIP_BYTES", "larger than"),
     ],
@@ -192,9 +192,18 @@ def test_an_animation_that_rests_at_its_end_is_as_long_as_it_is_shown(kind: str)
 @pytest.mark.parametrize("kind", ["mp4", "webm", "gif", "webp"])
 def test_limits(kind: str, limit: str, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = clip(kind)
-    monkeypatch.setattr(clips, limit, 4)
+    for name in limit.split():
+        monkeypatch.setattr(clips, name, 4)
     with pytest.raises(DataError, match=match):
         list(frames_of(data, "clip"))
+
+
+def test_few_bytes_of_an_animation_are_no_minutes_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GIF of 24 KB may have a thousand frames of 4096 x 4096 pixels, of each of which it changes one."""
+    monkeypatch.setattr(clips, "MAX_ANIMATION_PIXELS", 3 * HEIGHT * WIDTH)
+    with pytest.raises(DataError, match="longer than"):
+        list(frames_of(clip("gif"), "clip"))
+    assert len(list(frames_of(clip("mp4"), "clip"))) == 33
 
 
 def test_a_codec_that_is_not_listed_is_named() -> None:
