@@ -44,6 +44,7 @@ _STILL_S = 10  # that a frame may be shown for
 _REST = 8  # frames that one at an animation's end may stand for
 
 _DEMUXERS = {image_formats.VIDEO: "mov", image_formats.WEBM: "matroska"}
+_MOST_TRACKS = 16  # FFmpeg decodes some frames of each to find out what it holds; phones write up to eight
 _CODECS = frozenset("h264 hevc vp8 vp9 libvpx libvpx-vp9 av1 libdav1d mpeg4 mjpeg prores".split())
 _HDR = (16, 18)  # FFmpeg's numbers of the transfer functions PQ and HLG
 _UNSPECIFIED, _BT709, _BT601 = 2, 1, 5  # FFmpeg's numbers of colour spaces
@@ -284,8 +285,12 @@ def _video(data: bytes, found: str, name: str) -> Iterator[Frame]:
     av = _pyav(name)
     (check_mp4 if found == image_formats.VIDEO else check_webm)(data, name)
     # to find out what a track holds it is decoded a little: by these decoders alone
-    bounds = {"codec_whitelist": ",".join(sorted(_CODECS)), "threads": "1"}
-    with av.open(io.BytesIO(data), format=_DEMUXERS[found], options=bounds, metadata_errors="replace") as container:
+    bounds = {"codec_whitelist": ",".join(sorted(_CODECS)), "threads": "1", "max_streams": str(_MOST_TRACKS)}
+    try:
+        container = av.open(io.BytesIO(data), format=_DEMUXERS[found], options=bounds, metadata_errors="replace")
+    except av.error.MemoryError as error:  # its word for more tracks, too
+        raise DataError(f"{name}: it has over {_MOST_TRACKS} tracks, or takes all memory: keep one track") from error
+    with container:
         tracks = [each for each in container.streams.video if not each.disposition & each.disposition.attached_pic]
         if not tracks:
             raise DataError(f"{name}: the file has no track of images: remove it")

@@ -23,7 +23,7 @@ from flame_train.data.clips import ClipRule, frames_of, probe_clip
 from flame_train.data.dataset import Dataset, DatasetError
 from flame_train.data.images import Facts
 from flame_train.errors import DataError
-from tests.data.drawn_clips import FPS, HEIGHT, KINDS, WIDTH, clip, drawn, left_edges, video
+from tests.data.drawn_clips import FPS, HEIGHT, KINDS, VIDEOS, WIDTH, clip, drawn, left_edges, video
 
 av = pytest.importorskip("av", reason="videos are an extra")
 
@@ -204,6 +204,23 @@ def test_few_bytes_of_an_animation_are_no_minutes_of_decoding(monkeypatch: pytes
     with pytest.raises(DataError, match="longer than"):
         list(frames_of(clip("gif"), "clip"))
     assert len(list(frames_of(clip("mp4"), "clip"))) == 33
+
+
+@pytest.mark.parametrize("kind", ["mp4", "mov"])  # of a WebM the first 16 alone are seen
+def test_a_file_of_many_tracks_is_refused(kind: str) -> None:
+    """FFmpeg decodes frames of each before it says how many there are: 74 KB took 1.6 GiB."""
+    made = {}
+    for count in (16, 17):
+        buffer = io.BytesIO()
+        with av.open(buffer, "w", format=VIDEOS[kind][0]) as out:
+            tracks = [out.add_stream(VIDEOS[kind][1], rate=FPS, width=WIDTH, height=HEIGHT) for _ in range(count)]
+            for track in tracks:
+                out.mux(track.encode(av.VideoFrame.from_ndarray(drawn(0), format="rgb24")))
+                out.mux(track.encode())
+        made[count] = buffer.getvalue()
+    assert probe_clip(made[16], "clip") is not None
+    with pytest.raises(DataError, match="clip: it has over 16 tracks"):
+        probe_clip(made[17], "clip")
 
 
 def test_a_codec_that_is_not_listed_is_named() -> None:
