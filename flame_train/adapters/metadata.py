@@ -24,6 +24,8 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import hash_data, serialize
 
 METADATA_KEY: Final = "lora_adapter_metadata"
+MERGED_KEY: Final = "flame_train.merged"
+"""The metadata of the LoRAs, by name and strength, that `merge` put into a file."""
 
 CONFIG_FILE: Final = "adapter_config.json"
 

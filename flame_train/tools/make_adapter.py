@@ -28,6 +28,7 @@ from flame_train.data.buckets import BucketRule, Size
 from flame_train.data.cache import DiskCache
 from flame_train.data.grid import Pixels, write_png
 from flame_train.data.samples import Samples
+from flame_train.data.sets import image_sets
 from flame_train.disk.atomic_write import write_atomically
 from flame_train.disk.preflight import make_folder, refuse_place, user_cache
 from flame_train.engine import Tensor
@@ -149,7 +150,7 @@ def captions_of(order: AdapterOrder) -> Iterator[str]:
     """Yields a caption for each image. Raises ConfigError for a file without one."""
     if order.captions is not None:
         try:
-            lines = order.captions.read_text(encoding="utf-8").splitlines()
+            lines = order.captions.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
             raise ConfigError(f"--captions: expected a text file with a caption a line: {error}") from None
         given = [line.strip() for line in lines if line.strip()]
@@ -190,6 +191,8 @@ def _checked(order: AdapterOrder, count: int) -> tuple[Checked, tuple[Request, .
     for key, value in given.items():
         if value:
             raise ConfigError(f"{key}: expected none, since {order.checkpoint} itself draws; got {value!r}; remove it")
+    if order.drawn.resolve() not in (one.folder.resolve() for one in image_sets(checked.config.data)):
+        raise ConfigError("data: an adapter learns the images that the model draws; --real names folders beside them")
     return checked, requests(checked.config.sample, checked.config.data.resolution, checked.model)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import Factors
+from flame_train.adapters.metadata import MERGED_KEY
 from flame_train.disk.preflight import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.dtypes import FLOAT_TAGS, Array
@@ -25,7 +26,6 @@ from flame_train.io.weights import open_weights
 from flame_train.networks.files.identify import Identity, identify, lora_could_be
 from flame_train.progress import progress
 from flame_train.tools.lora_files import lora_family, refuse_non_finite, require_lora, resolve_base, split_metadata
-from flame_train.tools.merge_loras import MERGED_KEY
 from flame_train.training.session import StopRequest
 
 Counts = dict[str, int]

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from flame_train.adapters.factors import Array, LoraFactors
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import Factors
+from flame_train.adapters.metadata import MERGED_KEY
 from flame_train.adapters.nearest import Truncated, Truncation, nearest_to, truncate
 from flame_train.adapters.together import summed
 from flame_train.disk.preflight import is_same_file, refuse_place
@@ -35,8 +36,6 @@ from flame_train.tools.lora_files import (
     write_lora,
 )
 from flame_train.training.session import StopRequest
-
-MERGED_KEY: Final = "flame_train.merged"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from flame_train import cli
 from flame_train.adapters.attach import layers_of
 from flame_train.adapters.formats import to_diffusers, to_kohya
 from flame_train.adapters.kinds import ADAPTERS
@@ -105,6 +106,20 @@ def test_a_damaged_adapter_is_named_and_not_its_base(part, tmp_path):
     save_file(tmp_path / "a.safetensors", to_kohya({family.denoiser: factors}, names))
     with pytest.raises(ModelFileError, match=r"a\.safetensors: NaN or infinity in"):
         with_adapter(network, tmp_path / "a.safetensors", names).load(device="cpu", dtype="float32")
+
+
+def test_an_adapter_that_was_merged_before_is_told(tmp_path, caplog):
+    family = FAMILIES["zimage"]
+    family.write_small_base(tmp_path, 3)
+    base, merged = tmp_path / "base.safetensors", tmp_path / "merged.safetensors"
+    network, names = family.files.parts(base, [family.denoiser])[family.denoiser], family.lora_names_in({})
+    save_file(tmp_path / "a.safetensors", to_kohya({family.denoiser: factors_of(network)}, names))
+    assert cli.run(["merge", str(base), str(tmp_path / "a.safetensors"), str(merged)]) == 0
+    told = []
+    for path in (base, merged):
+        with_adapter(family.files.parts(path, [family.denoiser])[family.denoiser], tmp_path / "a.safetensors", names)
+        told.append("a.safetensors was merged into it before" in caplog.text)
+    assert told == [False, True]
 
 
 def test_layers_of_a_text_encoder_are_not_left_out_without_a_word(tmp_path):

@@ -119,12 +119,14 @@ def test_images_that_something_else_drew_are_not_taken(
 
 @pytest.mark.parametrize("key", ["model.training_adapter", "sample.model"])
 def test_images_are_of_the_model_itself(
-    turbo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+    turbo: Path, tmp_path: Path, drawn: Path, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
     (tmp_path / "same.safetensors").write_bytes(turbo.read_bytes())
     given = write_adapter(tmp_path / "a.safetensors") if key.startswith("model") else tmp_path / "same.safetensors"
     assert cli.run([*asked(turbo, tmp_path / "adapter.safetensors"), "--set", f"{key}={given}"]) == 2
     assert f"{key}: expected none" in capsys.readouterr().err
+    assert cli.run([*asked(turbo, tmp_path / "adapter.safetensors"), "--set", f"data.path={drawn}"]) == 2
+    assert "learns the images that the model draws" in capsys.readouterr().err
 
 
 def test_real_images_are_mixed_in(turbo: Path, tmp_path: Path, drawn: Path) -> None:
@@ -140,7 +142,7 @@ def test_captions_are_of_a_file_or_of_the_list_that_comes_along(tmp_path: Path) 
     own = list(captions_of(AdapterOrder("m", tmp_path / "a.safetensors", images=400)))
     assert len(set(own)) > 390
     assert all(caption.count(",") >= 3 for caption in own)
-    (tmp_path / "c.txt").write_text("one\n\n two \n")
+    (tmp_path / "c.txt").write_text("one\n\n two \n", encoding="utf-8-sig")
     assert list(captions_of(AdapterOrder("m", tmp_path / "a.safetensors", tmp_path / "c.txt", 3))) == [
         "one",
         "two",

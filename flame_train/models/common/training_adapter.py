@@ -7,6 +7,7 @@ distillation while a LoRA learns, and is left out when the LoRA is used. The pub
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,14 +20,17 @@ import numpy as np
 
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.kinds import Factors
+from flame_train.adapters.metadata import MERGED_KEY
 from flame_train.engine.dtype import is_float
 from flame_train.errors import ModelFileError
 from flame_train.io.dtypes import widened
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.weight_files import Kept, Weights
+from flame_train.io.weights import open_weights
 from flame_train.networks.files.build_parts import Native
 from flame_train.networks.files.part import Part, Unchanged
 
+_LOG = logging.getLogger(__name__)
 _MOST_THREADS = 8
 
 
@@ -114,6 +118,9 @@ def with_adapter(part: Part, file: Path, names: LoraFamily, strength: float = 1.
     if not modules or misfits:
         reason = f"{misfits[0]} has another shape" if misfits else f"it has no layer of the {part.component}"
         raise ModelFileError(f"{file}: is no adapter for {part.path}: {reason}; name the one that was made for it")
+    with open_weights(part.path) as weights:
+        if f'"{file.name}"' in weights.metadata.get(MERGED_KEY, ""):
+            _LOG.warning("%s: %s was merged into it before, and is added to it once more", part.path, file.name)
     return AdaptedPart(
         **{f.name: getattr(part, f.name) for f in fields(Part)}, adapter=file, factors=modules, strength=strength
     )
