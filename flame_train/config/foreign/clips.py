@@ -197,6 +197,9 @@ OF_AI_TOOLKIT: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         "num_frames": _of_dataset,
         "fps": _dataset_rate,
+        "do_i2v": lambda v, s: (
+            Lost("no first frame is given to a clip here") if v and s.fact("frame_stride") else NOTHING
+        ),
         "sample.num_frames": frames("sample.frames"),
     }
 )

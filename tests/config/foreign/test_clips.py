@@ -209,6 +209,12 @@ def test_ai_toolkits_videos(tmp_path: Path, dataset: str, carried: dict[str, Any
     assert lost in listed
 
 
+def test_ai_toolkits_window_says_of_images_what_is_of_clips(tmp_path: Path) -> None:
+    """It writes these for each model (ui/src/app/jobs/new/jobConfig.ts)."""
+    _, _, listed = ai_toolkit(tmp_path, ", num_frames: 1, do_i2v: true, shrink_video_to_frames: true", "", "sdxl")
+    assert "frame" not in listed
+
+
 def test_ai_toolkits_samples_as_clips(tmp_path: Path) -> None:
     sample = ', num_frames: 40, fps: 12, samples: [{prompt: "a fox --frames 18"}, {prompt: "a hare", num_frames: 9}]'
     written, _, _ = ai_toolkit(tmp_path, "", sample)
