@@ -334,6 +334,8 @@ def sampler(value: Any, source: Source) -> Any:
     ours = name if name in key.choices else key.known.get(name)
     if ours is None and name in ("flowmatch", "k_euler"):
         return NOTHING
+    if name in ("ddpm", "dpmsingle"):
+        return Changed(ours, f"the nearest to {name} here")
     return ours or Lost(f"sample.sampler has {', '.join(map(str, key.choices))}")
 
 

@@ -109,3 +109,11 @@ def test_a_config_is_carried_over(tmp_path: Path, name: str, text: str, expected
     assert found["family"] == "sd15"
     values = {path: each["value"] for path, each in found["carried"].items()}
     assert {path: values.get(path) for path in expected} == expected
+
+
+@pytest.mark.parametrize(("theirs", "remark"), [("ddpm", "the nearest to ddpm here"), ("k_euler", "")])
+def test_a_sampler_that_is_another_is_told(tmp_path: Path, theirs: str, remark: str) -> None:
+    (tmp_path / "run.sh").write_text(f"{SD_SCRIPTS.strip()} --sample_sampler={theirs} --sample_every_n_steps=5\n")
+    carried = import_config(str(tmp_path / "run.sh"), None, partial=True)["carried"]
+    assert carried["sample.sampler"]["value"] == "euler"
+    assert carried["sample.sampler"]["from"] == "; ".join(filter(None, ("sample_sampler", remark)))
