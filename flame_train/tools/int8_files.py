@@ -27,7 +27,7 @@ from flame_train.io.weights import open_weights
 from flame_train.models.registry import family_of
 from flame_train.networks.files.part import Part
 from flame_train.progress import progress
-from flame_train.tools.lora_files import size_of, split_metadata
+from flame_train.tools.lora_files import refuse_lost_packing, size_of, split_metadata
 from flame_train.training.session import StopRequest
 
 _PREFIX: Final = "comfyui-"
@@ -95,10 +95,7 @@ def convert_base(source: Path, target: Path, to: str, force: bool = False) -> In
             made[layer + MARK] = partial(np.asarray, mark)
             made[name], made[f"{name}_scale"] = partial(_codes, stored, name), partial(_factors, stored, name, source)
         metadata, dropped = split_metadata(weights.metadata)
-        if "_quantization_metadata" in dropped:  # without it packed tensors would be taken for numbers
-            raise ModelFileError(
-                f"{source}: its _quantization_metadata are too long; name the {family.denoiser}'s file"
-            )
+        refuse_lost_packing(source, dropped)
         metadata.pop("modelspec.hash_sha256", None)  # no longer true
         with progress(f"writing {target.name}", len(infos)) as advance:
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -332,3 +332,9 @@ def split_metadata(metadata: Mapping[str, str]) -> tuple[dict[str, str], tuple[s
     """Returns the metadata that may be written, and the keys of values that are too long."""
     short = {key: value for key, value in metadata.items() if len(value.encode()) <= MAX_METADATA_VALUE}
     return short, tuple(sorted(metadata.keys() - short.keys()))
+
+
+def refuse_lost_packing(path: Path, dropped: Collection[str]) -> None:
+    """Raises ModelFileError if metadata that say how tensors are packed are left out: they would pass for numbers."""
+    if "_quantization_metadata" in dropped:
+        raise ModelFileError(f"{path}: its _quantization_metadata are too long to keep; name the denoiser's own file")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,7 +17,8 @@ from flame_train.adapters.kinds import Factors
 from flame_train.adapters.metadata import MERGED_KEY
 from flame_train.disk.preflight import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
-from flame_train.io.dtypes import FLOAT_TAGS, Array
+from flame_train.io.dtypes import DTYPE_OF_TAG, FLOAT_TAGS, Array
+from flame_train.io.header import TensorInfo
 from flame_train.io.keymap import Op, Shape, Source
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import save_stream
@@ -25,7 +26,14 @@ from flame_train.io.weight_files import Weights
 from flame_train.io.weights import open_weights
 from flame_train.networks.files.identify import Identity, identify, lora_could_be
 from flame_train.progress import progress
-from flame_train.tools.lora_files import lora_family, refuse_non_finite, require_lora, resolve_base, split_metadata
+from flame_train.tools.lora_files import (
+    lora_family,
+    refuse_lost_packing,
+    refuse_non_finite,
+    require_lora,
+    resolve_base,
+    split_metadata,
+)
 from flame_train.training.session import StopRequest
 
 Counts = dict[str, int]
@@ -64,7 +72,7 @@ def merge(
 ) -> MergeReport:
     """Writes `base` with W + strength * (alpha / rank) * up @ down for every module of `lora`; returns the report.
 
-    The sums are in fp32 and rounded once. One tensor at a time is in memory.
+    The sums are in fp32 and rounded once. One tensor at a time is in memory. Weights that are packed stay as they are.
 
     Args:
         base: a single file, or the folder of one component.
@@ -73,14 +81,14 @@ def merge(
         skip_unknown: whether parts of the LoRA of no module are left out.
 
     Raises:
-        ModelFileError: the two files do not belong together, or the base holds NaN.
+        ModelFileError: the two files do not belong together, the base holds NaN, or its packed weights are wanted.
         NonFiniteError: the LoRA holds NaN, or a sum overflows the stored dtype.
         OutputError: `out` exists and `force` is false.
         Interrupted: a signal came.
     """
     base, lora, out = Path(base), Path(lora), Path(out)
     _check_call(base, lora, out, strength, force)
-    with StopRequest() as stop, open_weights(base) as weights:
+    with StopRequest() as stop, open_weights(base) as weights, open_weights(base, as_stored=True) as stored:
         identity = identify(weights.shapes, weights.metadata)
         _check_base(base, weights, identity)
         family = lora_family(lora, _matching(lora, base, identity), identity)
@@ -89,16 +97,29 @@ def merge(
         refuse_non_finite(lora, state)
         present = {part: modules for part, modules in state.items() if part in resolved.sources}
         patches = _patches(lora, base, present, resolved, weights)
+        infos = [stored.info(name) for name in stored.names]
+        _refuse_other_packing(base, infos)
         metadata, dropped = split_metadata(weights.metadata)
+        refuse_lost_packing(base, dropped)
         metadata.pop("modelspec.hash_sha256", None)  # no longer true
         metadata[MERGED_KEY] = _history(metadata, lora, strength)
         used = frozenset(name for sources in resolved.sources.values() for s in sources.values() for name in s.names)
-        with progress(f"merging into {out.name}", len(weights.names)) as advance:
-            merging = _Merging(base, weights, weights.shapes, patches, used, strength, stop, advance)
-            save_stream(out, [weights.info(name) for name in weights.names], merging.read, metadata)
+        with progress(f"merging into {out.name}", len(infos)) as advance:
+            merging = _Merging(base, stored, weights.shapes, patches, used, strength, stop, advance)
+            save_stream(out, infos, merging.read, metadata)
     merged = {part: len(modules) for part, modules in present.items()}
     skipped = {part: len(modules) for part, modules in state.items() if part not in present}
     return MergeReport(base, lora, out, strength, merged, skipped, len(patches), dropped)
+
+
+def _refuse_other_packing(base: Path, infos: Iterable[TensorInfo]) -> None:
+    """Raises ModelFileError for a tensor that safetensors files cannot hold as it is, as blocks of GGUF are."""
+    for info in infos:
+        if info.dtype not in DTYPE_OF_TAG:
+            raise ModelFileError(
+                f"{base}: {info.name} is stored as {info.dtype}, which the result cannot hold; name the model's file "
+                "in 16 bits instead"
+            )
 
 
 def _check_call(base: Path, lora: Path, out: Path, strength: float, force: bool) -> None:

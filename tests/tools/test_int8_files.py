@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from flame_train import cli
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.formats import to_kohya
 from flame_train.engine import nn
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.dtypes import DTYPE_OF_TAG
@@ -21,6 +23,7 @@ from flame_train.models.registry import FAMILIES
 from flame_train.models.zimage.names import transformer_to_diffusers
 from flame_train.tools import lora_files
 from flame_train.tools.int8_files import FORMATS, convert_base, describe_base
+from flame_train.tools.merge import merge
 from flame_train.tools.verify import render, verify
 from tests.recipes.bases import FP8, arrays_of, below, options, small_base, trainer
 
@@ -184,6 +187,28 @@ def test_verify_claims_nothing_of_what_it_does_not_know(zimage: Path, tmp_path: 
     save_file(str(other), moved)
     (reader,) = verify(other)
     assert (reader.verdict, reader.taken, len(reader.left)) == ("no", 0, count)
+
+
+def test_a_lora_on_layers_that_stay_in_16_bits_is_merged_and_the_others_are_kept(zimage: Path, tmp_path: Path) -> None:
+    base, lora = tmp_path / "int8.safetensors", tmp_path / "lora.safetensors"
+    convert_base(zimage, base, "comfyui-int8-convrot")
+    family, rng = FAMILIES["zimage"], np.random.default_rng(0)
+    layers = [f"layers.{n}.adaLN_modulation.0" for n in range(2)]
+    whole, packed = arrays_of(zimage), arrays_of(base)
+    changed = [f"model.diffusion_model.{layer}.weight" for layer in layers]
+    shapes = [whole[name].shape for name in changed]
+    made = [LoraFactors(rng.normal(size=(2, c)), rng.normal(size=(r, 2)), 2.0) for r, c in shapes]
+    state = {family.denoiser: dict(zip(layers, made, strict=True))}
+    tensors = to_kohya(state, family.lora_names_in({}))
+    save_file(str(lora), {name: array.astype(np.float32) for name, array in tensors.items()})
+    for source in (zimage, base):
+        merge(source, lora, tmp_path / f"of-{source.name}")
+    merged, theirs = (arrays_of(tmp_path / f"of-{source.name}") for source in (base, zimage))
+    assert merged.keys() == packed.keys()
+    for name, array in merged.items():
+        np.testing.assert_array_equal(array, (theirs if name in changed else packed)[name], err_msg=name)
+        assert (name in changed) == (not np.array_equal(array, packed[name]))
+    assert verify(tmp_path / "of-int8.safetensors")[0].verdict == "yes"
 
 
 @pytest.mark.parametrize(
