@@ -149,13 +149,11 @@ def _print_table(rows: list[Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table, columns = (
-        Table(box=None, padding=(0, 2)),
-        {name: value for row in reversed(rows) for name, value in row.items()},
-    )
+    table = Table(box=None, padding=(0, 2))
+    first = {name: value for row in reversed(rows) for name, value in row.items()}
     names = list(dict.fromkeys(name for row in rows for name in row))
     for name in names:
-        table.add_column(name, justify="right" if isinstance(columns[name], int | float) else "left", overflow="fold")
+        table.add_column(name, justify="right" if isinstance(first[name], int | float) else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(name)) for name in names))
     console = Console(highlight=False, markup=False, emoji=False)

@@ -18,10 +18,14 @@ from huggingface_hub import constants
 from ruamel.yaml import YAML
 
 from flame_train import cli
+from flame_train.config.load import load
+from flame_train.config.render import resolved
 from flame_train.errors import RemoteError
 from flame_train.io.hub_upload import WRITTEN_ANEW, check_login
 from flame_train.run.commands.stages import train
+from flame_train.run.finish.model_card import model_card
 from flame_train.run.finish.publish import publish
+from flame_train.show.run_reader import RunReader
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the hub's client
 
@@ -237,3 +241,20 @@ def test_a_token_goes_to_the_hub_alone_and_its_lack_is_told_before_the_run(hub, 
     plan = train(asked, [], "cpu", True)
     assert plan["hub"] == {"repository": NAME, "public": False}
     assert hub.heard == []
+
+
+@pytest.mark.parametrize(
+    ("family", "data", "task"),
+    [
+        ("sdxl", {"path": "a"}, "text-to-image"),
+        ("wan", {"path": "a"}, "text-to-video"),
+        ("qwenimage1", {"path": "a", "control": ["b"]}, "image-to-image"),
+        ("flux2", {"sets": [{"path": "a", "control": "c"}]}, "image-to-image"),
+    ],
+)
+def test_the_hub_files_a_lora_by_what_it_is_for(tmp_path, family, data, task):
+    config = load({"model": {"checkpoint": "base.safetensors"}, "data": data, "output": {"dir": str(tmp_path)}})
+    (tmp_path / "config.toml").write_text(resolved(config))
+    card = model_card(RunReader(tmp_path).read(), "a", family, "a.safetensors", 1, ())
+    front = YAML(typ="safe").load(card.split("---\n")[1])
+    assert (front["pipeline_tag"], task in front["tags"]) == (task, True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from flame_train.config.keys import keys
 from flame_train.families import FAMILY_TITLES, family_data, licence_of, told_terms
@@ -15,7 +15,7 @@ from flame_train.show.run_reader import RunView
 from flame_train.version import __version__
 
 _ALWAYS: Final = ("lora.kind", "lora.rank", "lora.alpha", "optimizer.name", "optimizer.lr", "data.resolution")
-_TAGS: Final = ("text-to-image", "lora", "template:sd-lora", "flame-train")
+_TAGS: Final = ("lora", "template:sd-lora", "flame-train")
 
 
 def model_card(view: RunView, title: str, family: str, lora: str, step: int, images: Sequence[tuple[str, str]]) -> str:
@@ -36,7 +36,7 @@ def model_card(view: RunView, title: str, family: str, lora: str, step: int, ima
     shown = checkpoint if is_hub_name(checkpoint) else checkpoint.replace("\\", "/").rpartition("/")[2]
     programs = ", ".join(family_data(family).get("loaded_by", ("ComfyUI",)))
     parts = [
-        *_front_matter(family, base, trigger, images, said(view, "output.format") != "kohya"),
+        *_front_matter(family, _task(view, family), base, trigger, images, said(view, "output.format") != "kohya"),
         WRITTEN_ANEW,
         f"# {_plain(title)}",
         f"A LoRA for {FAMILY_TITLES.get(family, family)}.",
@@ -52,9 +52,20 @@ def model_card(view: RunView, title: str, family: str, lora: str, step: int, ima
 
 def said(view: RunView, path: str) -> str:
     """Returns the text that a run's config has under a key; empty: none."""
-    text = view.setting(path)
-    value = toml_tree(f"value = {text}")["value"] if text else ""
+    value = _value(view, path)
     return value if isinstance(value, str) else ""
+
+
+def _value(view: RunView, path: str) -> Any:
+    text = view.setting(path)
+    return toml_tree(f"value = {text}")["value"] if text else ""
+
+
+def _task(view: RunView, family: str) -> str:
+    """Returns what the LoRA is for, by the hub's name of it."""
+    if any(data.get("control") for data in ({"control": _value(view, "data.control")}, *_value(view, "data.sets"))):
+        return "image-to-image"
+    return str(family_data(family).get("pipeline_tag", "text-to-image"))
 
 
 def hub_model(checkpoint: str) -> str:
@@ -63,10 +74,10 @@ def hub_model(checkpoint: str) -> str:
 
 
 def _front_matter(
-    family: str, base: str, trigger: str, images: Sequence[tuple[str, str]], diffusers: bool
+    family: str, task: str, base: str, trigger: str, images: Sequence[tuple[str, str]], diffusers: bool
 ) -> Iterator[str]:
     """Yields the block that the hub reads, as YAML, whose texts are written as JSON's."""
-    lines = ["---", "tags:", *(f"- {tag}" for tag in (*_TAGS, family)), "pipeline_tag: text-to-image"]
+    lines = ["---", "tags:", *(f"- {tag}" for tag in (task, *_TAGS, family)), f"pipeline_tag: {task}"]
     lines += ["library_name: diffusers"] if diffusers else []
     lines += [f"base_model: {_quoted(base)}"] if base else []
     lines += [f"instance_prompt: {_quoted(trigger)}"] if trigger else []
