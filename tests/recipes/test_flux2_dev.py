@@ -17,6 +17,7 @@ from flame_train.models.registry import FAMILIES
 from flame_train.text_encoders.mistral.tokenizer import WORD
 from flame_train.tools.bench.models import find
 from tests.recipes.bases import (
+    Array,
     Train,
     arrays_of,
     check_continuation,
@@ -36,9 +37,25 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "base.safetensors"
 
 
+def texts_in(file: Path) -> list[Array]:
+    """The states of a caption in a file of the cache, if it is of one."""
+    return [array for name, array in arrays_of(file).items() if name == "mistral"]
+
+
 @pytest.fixture
 def train(base: Path, drawn: Path, tmp_path: Path) -> Train:
-    return trainer(base, with_a_longer_caption(drawn), tmp_path, "mistral_tokens = 128", bucket_step=16)
+    return trainer(base, with_a_longer_caption(drawn), tmp_path, "mistral_tokens = 512", bucket_step=16)
+
+
+def test_captions_reach_the_model_whatever_rows_they_take(
+    train: Train, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch has captions of several lengths, none is cut, and without them the loss is another."""
+    with_captions = short(train, tmp_path / "with")
+    assert "the rest is not seen" not in capsys.readouterr().err
+    rows = {array.shape[0] for file in base.parent.glob("encoded/**/*.safetensors") for array in texts_in(file)}
+    assert len(rows) > 1
+    assert short(train, tmp_path / "without", "data.caption_dropout=1.0") != with_captions
 
 
 def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: Path) -> None:
