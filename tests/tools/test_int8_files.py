@@ -141,6 +141,21 @@ def test_training_takes_the_file_as_it_takes_the_base(zimage: Path, tmp_path: Pa
         np.testing.assert_array_equal(array, trained[1][name])
 
 
+@pytest.mark.parametrize(
+    ("quantize", "said"),
+    [("off", '"off" unpacks them'), ("int8", '"int8" rounds them once more'), ("int8-convrot", "")],
+)
+def test_a_plan_says_which_setting_keeps_the_codes(
+    zimage: Path, tmp_path: Path, drawn: Path, caplog: pytest.LogCaptureFixture, quantize: str, said: str
+) -> None:
+    target = zimage.with_name("planned.safetensors")
+    convert_base(zimage, target, "comfyui-int8-convrot", force=True)
+    train = trainer(target, drawn, tmp_path)
+    assert train("--dry-run", "--set", f"model.quantize={quantize}") == 0
+    kept = 'model.checkpoint: 20 layers are in int8-convrot; model.quantize = "int8-convrot" keeps them as they are, '
+    assert [r.getMessage() for r in caplog.records if "keeps them" in r.getMessage()] == ([kept + said] if said else [])
+
+
 def test_verify_says_which_comfyui_reads_it(written: tuple[str, Path], family: str, tmp_path: Path) -> None:
     """A mark without a format is what ComfyUI-INT8-Fast wrote: ComfyUI refuses it, as it does blocks in int8."""
     _, target = written

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from typing import Final
 
 from flame_train.config.schema import Config
@@ -13,7 +15,10 @@ from flame_train.data.order import BatchSchedule
 from flame_train.data.samples import EncoderInput, Samples
 from flame_train.data.sets import DataSet
 from flame_train.errors import counted
+from flame_train.io.weight_files import Kept, StoredNf4
+from flame_train.io.weights import open_weights
 from flame_train.models.common.model import Model
+from flame_train.networks.files.part import Part
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.text_encoders.encoder import too_long
 
@@ -79,6 +84,27 @@ def notice_batch_size(order: BatchSchedule) -> None:
             -(-size // count),
             count,
         )
+
+
+def notice_packed(base: Part, quantize: str) -> None:
+    """Warns of a base in fewer bits whose numbers are stored otherwise in training: unpacked, or rounded once more."""
+    with open_weights(base.path) as weights, closing(base.source(weights, lambda _: None)) as source:
+        stored = Counter(_format(kept) for name in base.sources if (kept := source.as_kept(name)) is not None)
+    for kind, count in stored.most_common(1):
+        if kind != quantize:
+            _LOG.warning(
+                'model.checkpoint: %s in %s; model.quantize = "%s" keeps them as they are, "%s" %s',
+                counted(count, "layer is", "layers are"),
+                kind,
+                kind,
+                quantize,
+                "unpacks them" if quantize == "off" else "rounds them once more",
+            )
+
+
+def _format(kept: Kept) -> str:
+    """Returns the value of `model.quantize` that keeps what a file has."""
+    return "nf4" if isinstance(kept, StoredNf4) else "int8-convrot" if kept.rotated else "int8"
 
 
 def notice_copies(order: BatchSchedule, sizes: Sequence[int]) -> None:

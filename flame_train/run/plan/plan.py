@@ -35,6 +35,7 @@ from flame_train.run.plan.notices import (
     notice_batch_size,
     notice_hidden,
     notice_long_texts,
+    notice_packed,
     notice_rate,
     notice_trigger,
 )
@@ -163,6 +164,7 @@ def make_plan(checked: Checked, stop: StopRequest, processes: int = 1) -> Plan:
     samples, held_out = split_held_out(config, whole, model.longest_side)
     for notice in whole.notices:
         _LOG.warning("%s", notice)
+    notice_packed(model.denoiser, config.model.quantize)
     notice_rate(config.optimizer)
     notice_trigger(config, whole)
     notice_hidden(image_sets(config.data, config.captions))
