@@ -195,7 +195,8 @@ def test_contrastive_guidance_trains_every_family(train_small: Train, tmp_path: 
     losses = []
     for scale in ("off", "1.000001", "4.0"):
         more = () if scale == "off" else (f"loss.contrastive_scale={scale}",)
-        assert train_small(family, *settings(*more, "train.steps=1", f"output.dir={tmp_path / scale}")) == 0
+        own = "data.bucket_step=64", "train.steps=1", f"output.dir={tmp_path / scale}"
+        assert train_small(family, *settings(*more, *own)) == 0
         losses.append(first_loss(tmp_path / scale))
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert losses[2] != losses[0]
