@@ -26,7 +26,11 @@ def assistant(value: Any, source: Source) -> Any:
     if source.get("disable_assistant_lora"):
         return NOTHING
     models = family_data(source.family).get("simpletuner", {})
-    own = models.get("assistants", {}).get(str(source.get("model_flavour") or models.get("usual")), "")
+    named, all_own = source.get("pretrained_model_name_or_path"), models.get("assistants", {})
+    own = all_own.get(str(source.get("model_flavour") or (None if named else models.get("usual"))))
+    if own is None:
+        theirs = " or ".join(all_own) or "none of this family"
+        return Lost(f"SimpleTuner adds one where model_flavour is {theirs}") if value else NOTHING
     path, file = str(value or own.rpartition("/")[0]), source.get("assistant_lora_weight_name")
     if file and path and not path.endswith(".safetensors"):
         path = f"{path}/{file}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from .conversions import number, sampled, schedule, side, sides_of, trained
+from .conversions import format_of_comfyui, number, sampled, schedule, side, sides_of, trained
 from .table import NOTHING, Changed, Convert, Lost, Nothing, Source, is_off
 
 _EIGHT_BITS: Final = ("FLOAT_8", "INT_8", "FLOAT_W8A8", "INT_W8A8", "FLOAT_W8A8_COMPRESSED", "INT_W8A8_COMPRESSED")
@@ -264,6 +264,8 @@ def format(value: Any, source: Source) -> Any:
         return "diffusers"
     if value in ("SAFETENSORS", "KOHYA_LORA", "LEGACY_LORA", None):
         return NOTHING
+    if value == "COMFY_LORA":
+        return format_of_comfyui(source)
     return Lost("output.format has kohya, diffusers and both; `flame-train convert` makes others")
 
 

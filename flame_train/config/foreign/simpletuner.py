@@ -161,6 +161,20 @@ def ema(value: Any, source: Source) -> Any:
     return Changed(decay, "", lost) if lost else decay
 
 
+def loss(value: Any, source: Source) -> Any:
+    """Converts a loss; its delta follows the noise level unless it is constant."""
+    if value not in _HUBERS:
+        return NOTHING if value in ("l2", "", None) else Lost("no such loss here")
+    how = source.get("huber_schedule", "snr")
+    if how == "snr" and not source.fact("unet"):
+        reason = "huber_schedule = snr, whose delta has another formula there for models of flow matching"
+        return Changed({"loss.kind": value}, "with a constant delta", (reason,))
+    return {"loss.kind": value, "loss.huber_schedule": how}
+
+
+_HUBERS: Final = ("huber", "smooth_l1")
+
+
 def offset(value: Any, source: Source) -> Any:
     """Returns offset noise, on a share of the batches."""
     if not value:
@@ -347,6 +361,8 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
             if not s.get("use_soft_min_snr")
             else {"loss.weighting": "soft_min_snr", "loss.snr_gamma": float(v)}
         ),
+        "loss_type": loss,
+        "huber_c": where("loss_type", _HUBERS, lambda v, s: float(number(v))),
         "flow_schedule_shift": levels,
         "flux_guidance_mode": guidance,
         "offset_noise": offset,

@@ -62,7 +62,12 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
     },
     "SimpleTuner": {
         "framerate": (12, {"validation_num_video_frames": 33}),
-        "assistant_lora_weight_name": ("zz.safetensors", {"assistant_lora_path": "a/b"}),
+        "assistant_lora_weight_name": (
+            "zz.safetensors",
+            {"assistant_lora_path": "a/b", "model_flavour": "schnell"},
+        ),
+        "huber_schedule": ("exponential", {"loss_type": "huber"}),
+        "huber_c": (0.3, {"loss_type": "huber"}),
         "hub_model_id": ("a/b", {"push_to_hub": True}),
         "model_card_private": (False, {"push_to_hub": True, "hub_model_id": "a/b"}),
         "tracker_project_name": ("zz", {"report_to": "wandb"}),

@@ -135,3 +135,8 @@ def test_defaults_of_onetrainer(tmp_path: Path) -> None:
     assert (config.optimizer.lr, config.train.epochs, config.data.resolution) == (3e-6, 100, 512)
     assert (config.lora.rank, config.lora.alpha, config.schedule.warmup_steps) == (16, 1.0, 200)
     assert (config.data.batch_size, config.gradient.accumulation, config.gradient.clip_norm) == (1, 1, 1.0)
+
+
+@pytest.mark.parametrize(("model", "ours"), [("STABLE_DIFFUSION_XL_10_BASE", "kohya"), ("Z_IMAGE", "diffusers")])
+def test_a_lora_of_onetrainer_for_comfyui_has_names_that_it_reads(tmp_path: Path, model: str, ours: str) -> None:
+    assert onetrainer(tmp_path, model_type=model, output_model_format="COMFY_LORA").output.format == ours

@@ -26,8 +26,8 @@ def turbo(**settings: Any) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("files", "adapter"),
     [
-        (turbo(), f"{OSTRIS}_v1.safetensors"),
-        (turbo(model_flavour="turbo-ostris-v2"), f"{OSTRIS}_v2.safetensors"),
+        (turbo(), f"{OSTRIS}_v2.safetensors"),
+        (turbo(model_flavour="turbo"), f"{OSTRIS}_v1.safetensors"),
         (turbo(assistant_lora_weight_name="own.safetensors"), f"{OSTRIS.rpartition('/')[0]}/own.safetensors"),
         (turbo(assistant_lora_path="me/own", assistant_lora_weight_name="a.safetensors"), "hf:me/own/a.safetensors"),
         (turbo(assistant_lora_path="/a.safetensors", assistant_lora_weight_name="b.safetensors"), "/a.safetensors"),

@@ -1,0 +1,70 @@
+"""What SimpleTuner does where its config is silent: the model of a family, an adapter for it, the delta of a loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.config.foreign.test_meaning import imported, tuner
+
+USUAL = {  # DEFAULT_MODEL_FLAVOUR and HUGGINGFACE_PATHS of helpers/models/*/model.py
+    "flux": "black-forest-labs/FLUX.1-Krea-dev",
+    "sd3": "stabilityai/stable-diffusion-3.5-medium",
+    "flux2": "black-forest-labs/FLUX.2-klein-base-9B",
+    "qwen_image": "Qwen/Qwen-Image-2512",
+    "anima": "CalamitousFelicitousness/Anima-Preview-3-sdnext-diffusers",
+    "chroma": "lodestones/Chroma1-Base",
+    "krea2": "krea/Krea-2-Raw",
+    "z_image": "Tongyi-MAI/Z-Image-Turbo",
+    "sdxl": "stabilityai/stable-diffusion-xl-base-1.0",
+}
+
+
+@pytest.mark.parametrize("family", USUAL)
+def test_the_model_that_it_takes_where_none_is_named(tmp_path: Path, family: str) -> None:
+    assert imported(tmp_path, tuner(model_family=family))["values"]["model.checkpoint"] == f"hf:{USUAL[family]}"
+
+
+def test_the_model_of_a_flavour(tmp_path: Path) -> None:
+    files = tuner(model_family="z_image", model_flavour="ostris-de-turbo")
+    assert imported(tmp_path, files)["values"]["model.checkpoint"] == "hf:ostris/Z-Image-De-Turbo"
+
+
+@pytest.mark.parametrize(
+    ("settings", "carried", "listed"),
+    [
+        ({"pretrained_model_name_or_path": "Tongyi-MAI/Z-Image"}, False, False),
+        ({"pretrained_model_name_or_path": "Tongyi-MAI/Z-Image", "assistant_lora_path": "a/b"}, False, True),
+        ({"pretrained_model_name_or_path": "mine.safetensors", "model_flavour": "turbo"}, True, False),
+    ],
+)
+def test_only_a_distilled_flavour_gets_an_adapter(
+    tmp_path: Path, settings: dict[str, Any], carried: bool, listed: bool
+) -> None:
+    """A model that is named has no flavour by default, so that nothing is added to it."""
+    result = imported(tmp_path, tuner(model_family="z_image", **settings))
+    assert ("model.training_adapter" in result["values"]) == carried
+    assert any("assistant_lora_path" in line for line in result["listed"]) == listed
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected", "said"),
+    [
+        ({"model_family": "sdxl", "loss_type": "huber"}, ("huber", "snr", None), ""),
+        ({"model_family": "sdxl", "loss_type": "smooth_l1", "huber_c": 0.2}, ("smooth_l1", "snr", 0.2), ""),
+        ({"loss_type": "huber", "huber_schedule": "constant", "huber_c": "0.2"}, ("huber", "constant", 0.2), ""),
+        ({"loss_type": "huber", "huber_schedule": "exponential"}, ("huber", "exponential", None), ""),
+        ({"loss_type": "huber"}, ("huber", None, None), "another formula"),
+        ({"loss_type": "l2", "huber_schedule": "snr", "huber_c": 0.2}, (None, None, None), ""),
+        ({"loss_type": "hinge"}, (None, None, None), "no such loss"),
+    ],
+)
+def test_the_delta_of_a_loss(tmp_path: Path, settings: dict[str, Any], expected: tuple[Any, ...], said: str) -> None:
+    """It follows the noise level where nothing is said; of flow matching by a formula that is not here."""
+    result = imported(tmp_path, tuner(**settings))
+    found = tuple(result["values"].get(f"loss.{key}") for key in ("kind", "huber_schedule", "huber_c"))
+    lines = [line for line in result["listed"] if "loss_type" in line or "huber" in line]
+    assert found == expected
+    assert [said in line for line in lines] == [True] * bool(said)
