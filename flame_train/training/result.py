@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from flame_train.engine.dtype import Array, DType, float32
 from flame_train.engine.optim import Optimizer
 from flame_train.errors import EnvironmentFault, ModelFileError, NonFiniteError, OutputError
 from flame_train.io.commit import Checkpoint, Content
+from flame_train.io.json_values import whole
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.networks.files.identify import STATE_PREFIXES
@@ -32,6 +33,7 @@ _LOG = logging.getLogger(__name__)
 _VALUES, _OPTIMIZER = STATE_PREFIXES
 STATE_FORMAT = 1
 _EARLIER = "earlier_updates"  # left out where there were none
+_OF_CODE = ("kind", "name", "sha256")
 _EXACT = (".alpha", ".dora_scale", ".lora_magnitude_vector")
 _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 
@@ -132,6 +134,11 @@ _SAID = {
     "dataset": "on other images or captions than data.path holds now; put them back",
     "rounded": "on a base whose layers model.quantize rounded otherwise than this version; take the one that began it",
 }
+_UNSAID = {
+    "rounded": "which layers model.quantize rounded, and how; if the version that wrote it rounded others",
+    "adapter": "what was in model.training_adapter; if another file lies there since",
+}
+"""What a checkpoint of an older version does not say, and when that matters."""
 
 
 def checkpoint_files(
@@ -167,29 +174,32 @@ def checkpoint_files(
     return files, size
 
 
-def check_sources(checkpoint: Checkpoint, sources: Sources, changed: Callable[[], str] = str) -> None:
+def check_sources(checkpoint: Checkpoint, hashes: Mapping[str, Any], changed: Callable[[], str] = str) -> None:
     """Raises `OutputError` if a checkpoint was made from other files: what follows would not continue it.
 
-    Hashes that an older version did not record are not compared. `changed` names the images that are others.
+    Hashes that an older version did not record are not compared.
+
+    Args:
+        hashes: those of `Sources` by name, or some of them.
+        changed: names the images that are others.
     """
     place = _place(checkpoint)
-    for name in _SAID:
-        now = getattr(sources, name)
-        if place.get(name, now) != now:
+    for name, said in _SAID.items():
+        if name in hashes and place.get(name, hashes[name]) != hashes[name]:
             which = f" ({images})" if name == "dataset" and (images := changed()) else ""
             raise OutputError(
-                f"{checkpoint.path}: was trained {_SAID[name]}{which} to continue that run, or set output.dir to "
+                f"{checkpoint.path}: was trained {said}{which} to continue that run, or set output.dir to "
                 "another folder for a new one"
             )
 
 
-def check_code(checkpoint: Checkpoint, sources: Sources, accept: bool) -> None:
+def check_code(checkpoint: Checkpoint, code: Iterable[Mapping[str, Any]], accept: bool) -> None:
     """Raises `OutputError` if a checkpoint was made with other code of a script: what follows would not continue it.
 
     With `accept` it warns instead. Samplers draw images alone, so they may differ.
     """
     before = {(one["kind"], one["name"]): one for one in _place(checkpoint).get("code", ())}
-    for one in sources.code:
+    for one in code:
         was = before.get((one["kind"], one["name"]))
         if one["kind"] == "sampler" or was is None or was["sha256"] == one["sha256"]:
             continue
@@ -211,15 +221,19 @@ def knows_sources(checkpoint: Checkpoint, adapter: bool) -> bool:
     return _SAID.keys() - {"rounded", *(() if adapter else ("adapter",))} <= _place(checkpoint).keys()
 
 
-def unknown_rounding(checkpoint: Checkpoint, sources: Sources) -> bool:
-    """Tells whether a run's base is rounded, and an older version did not record how when it made the checkpoint."""
-    return bool(sources.rounded) and "rounded" not in _place(checkpoint)
+def warn_of_checkpoint(checkpoint: Checkpoint, hashes: Mapping[str, Any]) -> None:
+    """Warns of newer checkpoints that are damaged, and of each hash that an older version did not record."""
+    for reason in checkpoint.skipped:
+        _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
+    place = _place(checkpoint)
+    for name, what in _UNSAID.items():
+        if hashes[name] and name not in place:
+            _LOG.warning("%s does not say %s, the base is not the one that the run began with", checkpoint.path, what)
 
 
 def micro_batches_of(checkpoint: Checkpoint) -> int | None:
     """Counts the micro-batches of an update, of all processes together; None: an older version's run."""
-    number = _place(checkpoint).get("micro_batches")
-    return number if isinstance(number, int) else None
+    return whole(_place(checkpoint).get("micro_batches"))
 
 
 def standing_of(checkpoint: Checkpoint) -> Any:
@@ -237,7 +251,7 @@ def restore(checkpoint: Checkpoint, optimizer: Optimizer) -> int:
 
 def earlier_updates(checkpoint: Checkpoint) -> int:
     """Returns the updates that the optimizer of a checkpoint's run had done when the run began; 0 for most runs."""
-    return int(_place(checkpoint).get(_EARLIER, 0))
+    return whole(_place(checkpoint).get(_EARLIER)) or 0
 
 
 def updates_done(checkpoint: Checkpoint) -> int:
@@ -296,9 +310,22 @@ def _place(checkpoint: Checkpoint) -> Mapping[str, Any]:
             f"{checkpoint.path}: written by flame-train {version} (state format {form}, this version reads "
             f"{STATE_FORMAT}); continue the run with that version"
         )
-    if step != checkpoint.step:
+    if step != checkpoint.step or not _is_written(place):
         raise _foreign(checkpoint)
     return place
+
+
+def _is_written(place: Mapping[str, Any]) -> bool:
+    """Tells whether what a run computes with is of the kinds that any version writes."""
+    standing, code = place.get("validation", {}), place.get("code", [])
+    return (
+        bool(whole(place.get("micro_batches", 1)))
+        and whole(place.get(_EARLIER, 0)) is not None
+        and isinstance(standing, dict)
+        and all(value is None or type(value) in (int, float) for value in standing.values())
+        and isinstance(code, list)
+        and all(isinstance(one, dict) and all(isinstance(one.get(key), str) for key in _OF_CODE) for one in code)
+    )
 
 
 def _recorded(sources: Sources) -> dict[str, Any]:

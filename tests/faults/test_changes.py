@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from PIL import Image
 
 from flame_train.data.cache import DiskCache
 from flame_train.io.safetensors import SafetensorsFile, save_file
+from tests.recipes.bases import rewrite_state
 
 
 def counts(job, **changes) -> tuple[int, int]:
@@ -133,17 +133,29 @@ def test_a_run_is_not_continued_with_another_network(own, whole, begin_killed):
 
 
 def write_state(job, text: str) -> None:
-    """Replaces what the checkpoint of step 2 says of itself, its manifest too."""
-    folder = job.out / "checkpoints" / "step-000002"
-    (folder / "state.json").write_text(text)
-    manifest = json.loads((folder / "MANIFEST.json").read_text())
-    manifest["files"]["state.json"] = {"size": len(text), "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    (folder / "MANIFEST.json").write_text(json.dumps(manifest))
+    """Replaces what the checkpoint of step 2 says of itself."""
+    rewrite_state(job.out / "checkpoints" / "step-000002", text)
+
+
+WRONG = (
+    {"earlier_updates": "x"},
+    {"micro_batches": -1},
+    {"validation": {"loss": "x", "step": 1, "since": 0}},
+    {"code": [1]},
+)
 
 
 def test_a_checkpoint_whose_state_was_edited_is_refused_by_name(job, begin_killed):
     begin_killed(job)
-    for text in ("[]", "{", "3", '{"format": 1}', '{"format": 1, "version": "0.1.0", "step": 1}'):
+    ours = json.loads((job.out / "checkpoints" / "step-000002" / "state.json").read_text())
+    for text in (
+        "[]",
+        "{",
+        "3",
+        '{"format": 1}',
+        '{"format": 1, "version": "0.1.0", "step": 1}',
+        *(json.dumps(ours | wrong) for wrong in WRONG),
+    ):
         write_state(job, text)
         for ended in (job.plan(), job.train()):
             assert ended.code == 6, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -77,6 +78,21 @@ def lose_end(run: Path) -> None:
     shutil.rmtree(max((run / "checkpoints").glob("step-*")))
     for path in run.glob("lora*.safetensors"):
         path.unlink()
+
+
+def rewrite_state(checkpoint: Path, text: str) -> None:
+    """Replaces what a checkpoint says of itself, its manifest too."""
+    (checkpoint / "state.json").write_text(text)
+    manifest = json.loads((checkpoint / "MANIFEST.json").read_text())
+    manifest["files"]["state.json"] = {"size": len(text), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    (checkpoint / "MANIFEST.json").write_text(json.dumps(manifest))
+
+
+def forget(checkpoint: Path, name: str) -> None:
+    """Leaves of a checkpoint what a version wrote that did not record this."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    assert state.pop(name)
+    rewrite_state(checkpoint, json.dumps(state))
 
 
 def check_continuation(train: Train, run: Path, names: LoraFamily, layers: int, denoiser: str = "transformer") -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 from flame_train import cli
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.registry import FAMILIES
+from tests.recipes.bases import forget, lose_end
 
 Train = Callable[..., int]
 SAMPLED = (
@@ -166,7 +167,7 @@ def test_a_run_with_all_of_it_goes_on_to_the_same_bytes(train_small: Train, tmp_
 
 
 def test_a_run_is_not_continued_with_another_adapter(
-    train_small: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train_small: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither by another path, nor if only an alpha in the file's metadata changed; the same file elsewhere serves."""
     file, moved = write_adapter(tmp_path / "adapter.safetensors"), tmp_path / "moved.safetensors"
@@ -176,14 +177,21 @@ def test_a_run_is_not_continued_with_another_adapter(
     save_file(tmp_path / "other.safetensors", {name: 0.5 * array for name, array in tensors.items()})
     asked = ("train.steps=4", "checkpoint.every=2", f"output.dir={tmp_path / 'run'}")
     assert train_small("zimage", *settings(f"model.training_adapter={file}", *asked)) == 0
-    shutil.rmtree(tmp_path / "run/checkpoints/step-000004")
-    (tmp_path / "run/lora.safetensors").unlink()
+    lose_end(tmp_path / "run")
     file.rename(moved)
     for other in ("louder", "other"):
         adapter = f"model.training_adapter={tmp_path / other}.safetensors"
-        assert train_small("zimage", *settings(adapter, *asked)) == 6
-        assert "was trained with another training adapter" in capsys.readouterr().err
-    assert train_small("zimage", *settings(f"model.training_adapter={moved}", *asked)) == 0
+        for more in ((), ("--dry-run",)):
+            assert train_small("zimage", *settings(adapter, *asked), *more) == 6
+            assert "was trained with another training adapter" in capsys.readouterr().err
+    adapter = f"model.training_adapter={moved}"
+    assert train_small("zimage", *settings(adapter, *asked)) == 0
+    lose_end(tmp_path / "run")
+    forget(tmp_path / "run/checkpoints/step-000002", "adapter")
+    for more in (("--dry-run",), ()):
+        caplog.clear()
+        assert train_small("zimage", *settings(adapter, *asked), *more) == 0
+        assert caplog.text.count("does not say what was in model.training_adapter") == 1
 
 
 OTHERS = (pytest.param(name, marks=pytest.mark.proof) for name in FAMILIES if name not in ("sdxl", "flux"))

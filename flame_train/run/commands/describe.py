@@ -35,12 +35,14 @@ def describe(
     device: str,
     processes: int = 1,
     budget: FittedPlan | None = None,
+    continued: int | None = None,
 ) -> dict[str, Any]:
     """Returns the plan as names and values; a value that does not apply is None.
 
     Args:
         gpu: the card that it was predicted for.
         budget: what was chosen for `memory.budget`.
+        continued: the step after which the run of the folder goes on; None: a new run.
     """
     c, order = plan.config, plan.order
     needed = memory.peak + OUTSIDE
@@ -93,6 +95,7 @@ def describe(
         "fits": None if room is None else needed <= room,
         "smallest_card_gb": next((gb for gb in _CARDS if needed <= gb * 10**9), None),
         "output": c.output.dir,
+        "continued_after_step": continued,
         "hub": {"repository": hub_name(c.output.hub), "public": c.output.hub_public} if c.output.hub else None,
     }
 
@@ -139,6 +142,7 @@ def _training(p: Mapping[str, Any]) -> dict[str, str]:
         "sample images": f"{prompts}{drawn}",
         **{f"found {one['for']}": f"{one['path']}: {one['why']}" for one in p["found"]},
         "run folder": p["output"],
+        **({"continued": f"after step {p['continued_after_step']}"} if p["continued_after_step"] else {}),
         **({"published": _published(p["hub"])} if p["hub"] else {}),
         **({"processes": f"{p['processes']}, each with the memory below"} if p["processes"] > 1 else {}),
     }

@@ -56,11 +56,12 @@ from flame_train.run.plan.start import (
     resume,
     run_folder,
     sources_of,
+    weights_hashes,
     write_record,
 )
 from flame_train.run.train.remote_copy import with_remote_copy
 from flame_train.run.train.train_run import train_run
-from flame_train.training.result import check_code, check_sources
+from flame_train.training.result import check_code, check_sources, warn_of_checkpoint
 from flame_train.training.session import SILENT, Callbacks, Session, StopRequest
 
 from ..memory.card import keeps_on_host, limit_pools, log_budget, refuse_small_host, resolve_offload, within_budget
@@ -113,7 +114,8 @@ def train(
     if dry_run:
         config_source = load_located(source, overrides, lacking)
         with with_key_names(config_source), _naming_the_way(file, overrides, device, config_source.config):
-            return dry_run_of(config_source, asked_family, Session(device, ProcessGroup(0, processes)))
+            session = Session(device, ProcessGroup(0, processes), accept_changed_code=accept_changed_code)
+            return dry_run_of(config_source, asked_family, session)
     group, device = join(device, transport)
     with ending_together(group), showing_nothing(quiet):
         with group.barrier():
@@ -153,10 +155,18 @@ def dry_run_of(
         card, processes = gpu_of(session.device), session.group.world
         plan = resolve_offload(plan if budget is None else budget.plan, card, processes)
         refuse_small_host(plan)
-        if checkpoint_here(plan, run_folder(plan, session.group)) is None:
+        checkpoint = checkpoint_here(plan, run_folder(plan, session.group))
+        if checkpoint is None:
             checkpoint_of_other_run(plan)
+        else:
+            hashes = weights_hashes(plan)
+            check_sources(checkpoint, hashes)
+            check_code(checkpoint, used_code(plan.config), session.accept_changed_code)
+            warn_of_checkpoint(checkpoint, hashes)
+            plan = split_micro_batches(plan, checkpoint, session.group)
         memory = kept_prediction(plan, card, processes) if budget is None else budget.memory
-        return describe(plan, memory, card, session.device, processes, budget) | {"files": file_rows(plan)}
+        after = None if checkpoint is None else checkpoint.step
+        return describe(plan, memory, card, session.device, processes, budget, after) | {"files": file_rows(plan)}
 
 
 def _train(
@@ -267,8 +277,8 @@ def train_plan(plan: Plan, session: Session) -> dict[str, Any]:
             keys = plan.cache_keys()
             sources = sources_of(plan, keys)
         if checkpoint is not None:
-            check_sources(checkpoint, sources, partial(changed_images, plan, keys, folder))
-            check_code(checkpoint, sources, session.accept_changed_code)
+            check_sources(checkpoint, asdict(sources), partial(changed_images, plan, keys, folder))
+            check_code(checkpoint, sources.code, session.accept_changed_code)
     refuse_other_files(group, {name: str(value) for name, value in asdict(sources).items()})
     with ExitStack() as opened:
         with group.barrier():

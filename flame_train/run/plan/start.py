@@ -15,7 +15,7 @@ import logging
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,9 @@ from flame_train.training.result import (
     earlier_updates,
     knows_sources,
     micro_batches_of,
-    unknown_rounding,
     updates_done,
     value_shapes,
+    warn_of_checkpoint,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -192,17 +192,10 @@ def resume(plan: Plan, keys: Keys, folder: RunFolder, sources: Sources) -> Check
     """Gives the checkpoint to continue from, the log cut back to it. It may be newer than the one that was checked."""
     checkpoint = folder.resume()
     if checkpoint is not None:
-        for reason in checkpoint.skipped:
-            _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
-        check_sources(checkpoint, sources, partial(changed_images, plan, keys, folder))
+        hashes = asdict(sources)
+        check_sources(checkpoint, hashes, partial(changed_images, plan, keys, folder))
         _LOG.info("continuing after step %d from %s", checkpoint.step, checkpoint.path)
-        if unknown_rounding(checkpoint, sources):
-            _LOG.warning(
-                '%s does not say which layers model.quantize = "%s" rounded, and how; if the version that wrote it '
-                "rounded others, the base is not the one that the run began with",
-                checkpoint.path,
-                plan.config.model.quantize,
-            )
+        warn_of_checkpoint(checkpoint, hashes)
     return checkpoint
 
 
@@ -211,12 +204,20 @@ def sources_of(plan: Plan, keys: Keys) -> Sources:
     with Digests(user_cache("digests")) as digests:
         base = sampled_digest(plan.checked.base, digests)
     dataset = dataset_digest(plan.samples, keys)
-    networks, storage = keys.networks, storage_of(plan.config.model.quantize, plan.config.model.arithmetic)
-    rounded = "" if storage is None else rounding(plan.model.network, storage)
+    networks = keys.networks
+    return Sources(
+        networks["image"], networks["caption"], base, dataset, code=used_code(plan.config), **weights_hashes(plan)
+    )
+
+
+def weights_hashes(plan: Plan) -> dict[str, str]:
+    """Returns of `Sources` what says how a plan changes the base's weights: the only files read are adapters."""
+    storage = storage_of(plan.config.model.quantize, plan.config.model.arithmetic)
     denoiser = plan.checked.model.denoiser
-    adapter = denoiser.adapter_digest() if isinstance(denoiser, AdaptedPart) else ""
-    code = used_code(plan.config)
-    return Sources(networks["image"], networks["caption"], base, dataset, rounded, adapter, code)
+    return {
+        "rounded": "" if storage is None else rounding(plan.model.network, storage),
+        "adapter": denoiser.adapter_digest() if isinstance(denoiser, AdaptedPart) else "",
+    }
 
 
 def rounding(network: BlockNetwork, storage: nn.Storage) -> str:
