@@ -17,6 +17,7 @@ from .conversions import (
     checkpoint,
     format_of_comfyui,
     innermost,
+    number,
     of_library,
     sampled,
     sampled_as_flux,
@@ -203,6 +204,14 @@ def encoders(value: Any, source: Source) -> Any:
     return trained(rates, source.get("model.unet_lr", rate), "attention+mlp")
 
 
+def rate_of_layers(value: Any, source: Source) -> Any:
+    """Tells a rate of some layers; 0 freezes them there."""
+    same = value is None or number(value) == number(source.get("optimizer.lr"))
+    return (
+        NOTHING if same else Lost("[[lora.rules]] gives layers a rate of their own, and lora.targets leaves some out")
+    )
+
+
 def text_batch(value: Any, source: Source) -> Any:
     """Converts the batch of videos, and of images where those have none of their own."""
     if source.get("image_micro_batch_size_per_gpu") is None:
@@ -250,6 +259,10 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "(text encoders)": encoders,
         "adapter.rank": rank,
         "adapter.decompose_factor": lambda v, s: v if v > 0 else NOTHING,
+        "rate of layers": rate_of_layers,
+        "rate of the text's adapter": lambda v, s: (
+            NOTHING if number(v) == 0 else Lost("the adapter between encoder and blocks gets none here")
+        ),
         "(layers)": targets,
         "(optimizer's own)": of_library("optimizer.type", "optimizer.", {"adamw_optimi": OPTIMI}),
         "force_constant_lr": constant,

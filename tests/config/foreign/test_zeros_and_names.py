@@ -120,3 +120,21 @@ def test_the_innermost_name_says_which_month_a_model_is_of(tmp_path: Path, path:
     told = {"job": "extension", "config": {"name": "x", "process": [process]}}
     written, _, _ = imported(tmp_path, "job.yaml", json.dumps(told))
     assert written["model"]["qwen_edit"] == month
+
+
+@pytest.mark.parametrize(
+    ("rates", "listed"),
+    [
+        ("llm_adapter_lr = 0", []),
+        ("", ["llm_adapter_lr"]),
+        ("llm_adapter_lr = 0\nself_attn_lr = 1e-4", []),
+        ("llm_adapter_lr = 0\nself_attn_lr = 0", ["self_attn_lr"]),
+        ("llm_adapter_lr = 1e-5\nmlp_lr = 5e-5", ["llm_adapter_lr", "mlp_lr"]),
+    ],
+)
+def test_layers_of_anima_in_diffusion_pipe(tmp_path: Path, rates: str, listed: list[str]) -> None:
+    """A rate of 0 freezes them, and the text's adapter is trained unless it has one (models/cosmos_predict2.py:480)."""
+    text = PIPE.format(mode="").replace('"wan"', '"anima"').replace('ckpt_path = "/wan"', rates)
+    _, _, lost = imported(tmp_path, "pipe.toml", text)
+    names = ("llm_adapter_lr", "self_attn_lr", "mlp_lr")
+    assert [name for name in names if name in lost] == listed
