@@ -314,6 +314,12 @@ def edits(value: Any, source: Source) -> Any:
     return {"model.kontext": True} if name == "flux_kontext" else NOTHING
 
 
+def saved(value: Any, source: Source) -> Any:
+    """Converts a format, which is of whole models there: a LoRA is written for ComfyUI."""
+    lokr = str(source.get("network.type", "")).lower() == "lokr"  # which diffusers does not read
+    return format_of_comfyui(source) if value == "diffusers" and not lokr else NOTHING
+
+
 _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
     {
         **OF_AI_TOOLKIT,
@@ -328,7 +334,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "network.lokr_full_rank": lambda v, s: v if str(s.get("network.type", "")).lower() == "lokr" else NOTHING,
         "network.lokr_factor": lambda v, s: v if v and v > 0 else NOTHING,
         "updates": updates,
-        "save.save_format": lambda v, s: format_of_comfyui(s) if v == "diffusers" else NOTHING,  # of whole models there
+        "save.save_format": saved,
         "train.gradient_accumulation_steps": accumulated,
         "train.gradient_accumulation": lambda v, s: v if v and v > 1 else NOTHING,
         "train.train_text_encoder": encoders,
@@ -368,6 +374,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "sample.fps": sample_prompts.rate_of_ai_toolkit,
         "sample.neg": negative,
         "sample.walk_seed": lambda v, s: NOTHING if v else Lost("each image of a grid has the next seed"),
+        "mask_min_value": lambda v, s: v if s.get("mask_path") or s.get("alpha_mask") else NOTHING,
         "is_reg": regularization,
         "prior_reg": lambda v, s: (
             NOTHING if is_off(v) else {"set.regularization": True, "set.regularization_target": "base"}

@@ -29,6 +29,7 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         },
         "train.guidance_loss_schedule": ("sigma", {"train.do_guidance_loss": True}),
         "train.noise_scheduler": ("flowmatch", {}),
+        "set.mask_min_value": (0.2, {"mask_path": "zz"}),
         "train.reg_weight": (0.5, {"is_reg": True}),
         "train.lr_scheduler_params.num_warmup_steps": (9, {"train.lr_scheduler": "constant_with_warmup"}),
         **{
