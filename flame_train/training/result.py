@@ -33,6 +33,7 @@ _LOG = logging.getLogger(__name__)
 _VALUES, _OPTIMIZER = STATE_PREFIXES
 STATE_FORMAT = 1
 _EARLIER = "earlier_updates"  # left out where there were none
+_OF_STANDING = ("loss", "step", "since")
 _OF_CODE = ("kind", "name", "sha256")
 _EXACT = (".alpha", ".dora_scale", ".lora_magnitude_vector")
 _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
@@ -322,7 +323,7 @@ def _is_written(place: Mapping[str, Any]) -> bool:
         bool(whole(place.get("micro_batches", 1)))
         and whole(place.get(_EARLIER, 0)) is not None
         and isinstance(standing, dict)
-        and all(value is None or type(value) in (int, float) for value in standing.values())
+        and all(standing.get(name) is None or type(standing[name]) in (int, float) for name in _OF_STANDING)
         and isinstance(code, list)
         and all(isinstance(one, dict) and all(isinstance(one.get(key), str) for key in _OF_CODE) for one in code)
     )

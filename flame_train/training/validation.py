@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -185,21 +185,38 @@ class Validator:
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopping:
-    """The lowest loss so far, its step, and how many validations came after it; checkpoints hold it."""
+    """The lowest loss so far, its step, and how many validations came after it; checkpoints hold it.
+
+    `measured` is a hash of what is measured, images and levels; "" in checkpoints of an older version.
+    """
 
     loss: float | None = None
     step: int = 0
     since: int = 0
+    measured: str = ""
 
     @classmethod
     def read(cls, state: Any) -> EarlyStopping:
         """Returns the standing that a checkpoint holds as JSON; a fresh one if it holds none."""
-        return cls(**state) if isinstance(state, dict) and state.keys() == asdict(cls()).keys() else cls()
+        if not isinstance(state, dict) or not {"loss", "step", "since"} <= state.keys():
+            return cls()
+        return cls(state["loss"], state["step"], state["since"], str(state.get("measured", "")))
+
+    def on(self, measured: str) -> EarlyStopping:
+        """Returns the standing for validations of this hash: a fresh one, if those so far measured something else."""
+        if self.measured not in ("", measured) and self.loss is not None:
+            _LOG.warning(
+                "the lowest validation loss so far, %.4g after step %d, was of other images, captions or "
+                "validation.timesteps; the lowest is counted anew",
+                *(self.loss, self.step),
+            )
+            return EarlyStopping(measured=measured)
+        return replace(self, measured=measured)
 
     def after(self, step: int, loss: float) -> EarlyStopping:
         """Returns the standing after one more validation. A loss that is no number is never the best."""
         if self.loss is None or loss < self.loss:
-            return EarlyStopping(loss if loss == loss else None, step)
+            return EarlyStopping(loss if loss == loss else None, step, measured=self.measured)
         return replace(self, since=self.since + 1)
 
 

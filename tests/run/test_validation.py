@@ -28,6 +28,7 @@ from flame_train.run.plan.plan import make_plan
 from flame_train.run.train.step_state import load_networks, make_validator
 from flame_train.training.session import Session, StopRequest
 from flame_train.training.validation import EarlyStopping, HeldOut
+from tests.recipes.bases import lose_end, rewrite_state
 
 
 @pytest.fixture
@@ -267,6 +268,21 @@ def test_the_best_checkpoint_outlives_newer_ones_and_patience_ends_the_run(asked
     assert (run / "lora.best.safetensors").read_bytes() == of_it
     assert (run / "lora.safetensors").read_bytes() == before
     assert train(worse, ["validation.patience=4"], "cpu", False)["steps"] == 10
+
+
+def test_a_loss_of_other_levels_or_images_is_not_compared(asked, tmp_path, caplog):
+    """Patience would end the run by a loss of another measure; the bits that are trained are the same."""
+    config, run = asked(), tmp_path / "run"
+    assert train(config, ["train.steps=2"], "cpu", False)["best"]["step"] == 2
+    state = json.loads((run / "checkpoints" / "step-000002" / "state.json").read_text())
+    state["validation"]["loss"] = 1e-9
+    rewrite_state(run / "checkpoints" / "step-000002", json.dumps(state))
+    for timesteps, best in ((3, 2), (4, 4)):
+        caplog.clear()
+        told = train(config, ["train.steps=4", f"validation.timesteps={timesteps}"], "cpu", False)
+        assert told["best"]["step"] == best
+        assert caplog.text.count("the lowest is counted anew") == (best == 4)
+        lose_end(run)
 
 
 def test_the_command_ends_with_0_and_says_why(asked, tmp_path, capsys, small_base, drawn):

@@ -230,17 +230,18 @@ def rounding(network: BlockNetwork, storage: nn.Storage) -> str:
     return hashlib.sha256("\n".join(sorted(said)).encode()).hexdigest()
 
 
-def dataset_digest(samples: Samples, keys: Keys) -> str:
+def dataset_digest(samples: Samples, keys: Keys, first: int = 0) -> str:
     """Returns a hash of everything the samples of a run depend on: images, captions, placements, networks, order.
 
-    Of captions that are not cached the text counts; the text encoders have a hash of their own.
+    Of captions that are not cached the text counts; the text encoders have a hash of their own. The samples' keys begin
+    with the `first`.
     """
     images = any(reading.images for reading in keys.captions)
     texts = (
         [keys.captions.get(each, each.text) for each in encoder_inputs(row, row.texts, images)] for row in samples.rows
     )
-    beside = ([key for view in views for key in view] for views in keys.controls)
-    parts = zip(samples.names, keys.images, texts, keys.masks, beside, strict=False)
+    beside = ([key for view in views for key in view] for views in keys.controls[first:])
+    parts = zip(samples.names, keys.images[first:], texts, keys.masks[first:], beside, strict=False)
     rows = (  # what is held out comes last among the keys, and does not count
         (name, *images, *captions, *masks, *controls) for name, images, captions, masks, controls in parts
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from flame_train.models.common.model import Example
 from flame_train.run.encode.encode import Encoded
 from flame_train.run.finish.finish import lora_writer
 from flame_train.run.plan.plan import Plan
-from flame_train.run.plan.start import Start
+from flame_train.run.plan.start import Start, dataset_digest
 from flame_train.run.train.sample_grids import best_effort, grid_writer
 from flame_train.run.train.step_state import load_networks, make_validator
 from flame_train.show.report import reporter
@@ -111,8 +112,9 @@ def _validation(
         with state.optimizer.averaged():
             return validator.measure()
 
-    standing = EarlyStopping.read(standing_of(checkpoint)) if checkpoint is not None else None
-    return Validation(section, measure, standing)
+    standing = EarlyStopping.read(None if checkpoint is None else standing_of(checkpoint))
+    measured = dataset_digest(plan.held_out, encoded.keys, offset) + f" {section.timesteps}"
+    return Validation(section, measure, standing.on(hashlib.sha256(measured.encode()).hexdigest()))
 
 
 def _images(log: LogSection, checkpoint: Checkpoint | None, group: ProcessGroup) -> ImageLosses | None:
