@@ -7,6 +7,7 @@ import pytest
 
 from flame_train.adapters.attach import attach
 from flame_train.adapters.kinds import ADAPTERS
+from flame_train.adapters.kinds.lokr import factorization
 from flame_train.engine import nn, tensor
 
 torch = pytest.importorskip("torch")
@@ -14,6 +15,7 @@ peft = pytest.importorskip("peft")
 locon = pytest.importorskip("lycoris.modules.locon")
 loha = pytest.importorskip("lycoris.modules.loha")
 lokr = pytest.importorskip("lycoris.modules.lokr")
+theirs_factored = pytest.importorskip("lycoris.functional").factorization
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
@@ -81,9 +83,17 @@ LYCORIS = [
     ("loha", loha.LohaModule, {}, {}),
     ("lokr", lokr.LokrModule, {}, {}),
     ("lokr", lokr.LokrModule, {"factor": 2}, {"factor": 2}),
+    ("lokr", lokr.LokrModule, {"factor": 5}, {"factor": 5}),
     ("lokr", lokr.LokrModule, {"full_matrix": True}, {"full_matrix": True}),
     ("lokr", lokr.LokrModule, {"decompose_both": True}, {"decompose_both": True}),
 ]
+
+
+@pytest.mark.parametrize("factor", [-1, 1, 2, 3, 4, 5, 8, 10, 12, 16, 25, 48, 100, 4096])
+def test_a_side_is_factored_as_in_lycoris(factor):
+    """Also where the factor does not divide it, as 12 does not divide SDXL's 640."""
+    sides = (*range(1, 200), 320, 640, 768, 1280, 1536, 2048, 2432, 3072, 3584, 3840, 10240, 12288)
+    assert [factorization(side, factor) for side in sides] == [theirs_factored(side, factor) for side in sides]
 
 
 @pytest.mark.parametrize("layer", ["linear", "conv"])

@@ -19,7 +19,6 @@ from flame_train.adapters.merged import KEPT_BELOW, MatrixFactors, MergedAdapter
 from flame_train.engine import Parameter, Tensor, no_grad, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, float32
-from flame_train.errors import counted
 from flame_train.settings import field
 
 from .kind import AdapterKind, Layer, Make, shrink
@@ -83,22 +82,14 @@ class Lokr(AdapterKind):
         network_args={"algo": "lokr"},
     )
 
-    factor: int = field(-1, "size of the smaller matrix, which must divide every layer; -1: nearly square", ge=-1)
+    factor: int = field(
+        -1, "size of the smaller matrix, or the next below that divides a side; -1: nearly square", ge=-1
+    )
     decompose_both: bool = field(False, "also the smaller matrix is a product, where lora.rank is small enough")
     full_matrix: bool = field(False, "neither matrix is a product: lora.rank and lora.alpha do not matter")
 
     def shape_problem(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str] | None:
-        if self.factor == 0:
-            return "factor", "expected -1 or at least 1, got 0"
-        wrong = [name for name, shape in shapes.items() if self.factor > 0 and any(n % self.factor for n in shape[:2])]
-        if not wrong:
-            return None
-        common = math.gcd(*(n for shape in shapes.values() for n in shape[:2]))
-        out, width = shapes[wrong[0]][:2]
-        return "factor", (
-            f"expected -1 or a divisor of {common}, which divides all layers, got {self.factor}, which does not divide "
-            f"{counted(len(wrong), 'layer')}, such as {wrong[0]} ({out} x {width})"
-        )
+        return ("factor", "expected -1 or at least 1, got 0") if self.factor == 0 else None
 
     def initial(self, layer: Layer, rank: int, alpha: float, rng: np.random.Generator) -> LokrFactors:
         values = {
@@ -183,11 +174,12 @@ def _added(weight: Any, w1: Tensor, w2: Tensor, scale: float, dtype: DType) -> T
 
 
 def factorization(dimension: int, factor: int) -> tuple[int, int]:
-    """(m, n) with m * n = dimension and m <= n: one of them `factor`, or for -1 as near to each other as can be."""
-    if factor > 0:
+    """(m, n) with m * n = dimension and m <= n: one of them `factor`, or m the next below it; for -1 nearly equal."""
+    if factor > 0 and dimension % factor == 0:
         m, n = sorted((factor, dimension // factor))
         return m, n
-    m = next(m for m in range(math.isqrt(dimension), 0, -1) if dimension % m == 0)
+    most = math.isqrt(dimension)
+    m = next(m for m in range(min(factor, most) if factor > 0 else most, 0, -1) if dimension % m == 0)
     return m, dimension // m
 
 
