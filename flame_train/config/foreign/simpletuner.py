@@ -26,6 +26,7 @@ from .conversions import (
     sides_of,
     swapped,
     to_number,
+    unless_off,
     warmup,
     where,
 )
@@ -53,7 +54,7 @@ def _plain(tree: Tree) -> dict[str, Any]:
 
 
 def _is_mine(tree: Tree) -> bool:
-    own = ("model_family", "data_backend_config", "lora_type", "validation_prompt", "checkpoint_step_interval")
+    own = ("model_family", "model_type", "data_backend_config", "lora_type", "validation_prompt")
     return sum(name in _plain(tree) for name in own) >= 2
 
 
@@ -245,10 +246,12 @@ def clip(value: Any, source: Source) -> Any:
 
 
 def sizes(value: Any, source: Source) -> Any:
-    sides = sides_of(str(value).split(",")[0] if "x" in str(value) else value)
-    if not sides:
+    first, *others = str(value).split(",") if "x" in str(value) else [value]
+    if not (sides := sides_of(first)):
         return Lost("expected a size such as 1024x1024")
-    return {"sample.width": sides[0], "sample.height": sides[-1] if len(sides) < 3 else sides[0]}
+    size = {"sample.width": sides[0], "sample.height": sides[-1] if len(sides) < 3 else sides[0]}
+    more = (f"each prompt also at {', '.join(others)}; a prompt has a width and a height of its own",)
+    return Changed(size, "", more) if others else size
 
 
 def interval(older: str = "") -> Convert:
@@ -315,7 +318,7 @@ def tracked(value: Any, source: Source) -> Any:
 _EPS: Final = MappingProxyType({"eps": 1e-6})
 _USUAL: Final = MappingProxyType(
     {
-        **dict.fromkeys(("adamw_bf16", "ao-adamw8bit", "bnb-adamw", "bnb-adamw8bit", "bnb-adamw8bit-paged"), _EPS),
+        **dict.fromkeys(("", "adamw_bf16", "ao-adamw8bit", "bnb-adamw", "bnb-adamw8bit", "bnb-adamw8bit-paged"), _EPS),
         "optimi-adamw": MappingProxyType({"betas": [0.9, 0.99], "eps": 1e-6, "weight_decay": 0.0}),
         "prodigy": MappingProxyType({"betas": [0.9, 0.99]}),
     }
@@ -344,6 +347,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "lycoris.linear_dim": lycoris_rank,
         "lycoris.factor": lambda v, s: v if s.get("lycoris.algo") == "lokr" and v > 0 else NOTHING,
         "lora_rank": of_standard(to_number),
+        "lora_dropout": of_standard(unless_off),
         "lora_alpha": of_standard(alpha),
         "(lora_alpha)": lambda v, s: float(s.get("lora_rank", 16)),
         "targets": targets,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,25 @@ def test_the_delta_of_a_loss(tmp_path: Path, settings: dict[str, Any], expected:
     lines = [line for line in result["listed"] if "loss_type" in line or "huber" in line]
     assert found == expected
     assert [said in line for line in lines] == [True] * bool(said)
+
+
+def test_what_it_does_where_nothing_is_said(tmp_path: Path) -> None:
+    """Defaults of field_registry/sections/*.py; its model alone is known of a config as short as in its guides."""
+    short = {"model_family": "krea2", "model_type": "lora", "pretrained_model_name_or_path": "krea/Krea-2-Raw"}
+    values = imported(tmp_path, {"c.json": json.dumps(short)})["values"]
+    assert (values["lora.dropout"], values["data.caption_dropout"]) == (0.1, 0.1)
+    assert (values["optimizer.eps"], values["gradient.checkpointing"], values["train.epochs"]) == (1e-6, "full", 1)
+
+
+def test_a_zero_wins_over_its_defaults(tmp_path: Path) -> None:
+    off = {"lora_dropout": 0, "caption_dropout_probability": 0.0, "gradient_checkpointing": False}
+    values = imported(tmp_path, tuner(**off))["values"]
+    keys = ("lora.dropout", "data.caption_dropout", "gradient.checkpointing", "train.epochs")
+    assert not [key for key in keys if key in values]
+    assert "lora.dropout" not in imported(tmp_path, tuner(lora_type="lycoris"), partial=True)["values"]
+
+
+def test_one_of_several_sizes_of_samples(tmp_path: Path) -> None:
+    result = imported(tmp_path, tuner(validation_resolution="1024x1024,1280x768"))
+    assert (result["values"]["sample.width"], result["values"]["sample.height"]) == (1024, 1024)
+    assert "also at 1280x768" in " ".join(result["listed"])
