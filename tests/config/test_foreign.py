@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flame_train import cli
+from flame_train.config.foreign.recognize import read_foreign
 from flame_train.config.load import load
 from flame_train.errors import ConfigError
 
@@ -91,6 +92,21 @@ def test_a_single_key_of_theirs_is_an_unknown_key(tmp_path: Path, text: str) -> 
     path.write_text(text)
     with pytest.raises(ConfigError, match="unknown"):
         load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("accelerate launch train_dreambooth_lora_sdxl.py --learning_rate=1e-4", "train_dreambooth_lora_sdxl.py"),
+        ("export A=1\naccelerate launch \\\n  --num_processes 1 \\\n  sdxl_train.py --a b", "sdxl_train.py"),
+        ("# python no.py\ndeepspeed --num_gpus=1 train.py --deepspeed --config a.toml", "train.py"),
+    ],
+)
+def test_a_command_of_another_script_is_named(tmp_path: Path, command: str, script: str) -> None:
+    """As diffusers has them, and trainers of whole models."""
+    (tmp_path / "run.sh").write_text(command)
+    with pytest.raises(ConfigError, match=f"got one that starts {script}; import the config that it reads"):
+        read_foreign(str(tmp_path / "run.sh"))
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.json", "{}"), ("a.json", "{"), ("a.sh", "ls"), ("a.md", "x")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -86,11 +87,23 @@ def read_foreign(source: str, family: str = "") -> tuple[Program, Source]:
 
 def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     """Parses TOML, YAML or JSON by the ending; a command line where a script's ending starts a known one."""
-    if Path(source).suffix.lower() in _SCRIPTS and script_of(text):
-        return parse_command_line(text, name_of(source))
+    if Path(source).suffix.lower() in _SCRIPTS:
+        if script_of(text):
+            return parse_command_line(text, name_of(source))
+        if other := _ANOTHER.search(text):
+            raise ConfigError(
+                f"{name_of(source)}: expected a command of sd-scripts or musubi-tuner that trains a LoRA "
+                f"(..._train_network.py), got one that starts {other.group(1)}; import the config that it reads, if any"
+            )
     tree, lines = parse(text, source)
     _refuse_wild(tree, name_of(source))
     return tree, lines
+
+
+_ANOTHER: Final = re.compile(
+    r"(?ms)^(?![ \t]*#)[^\n=]*\b(?:python\d?|launch|deepspeed|torchrun)\b.{0,400}?\b([\w-]{1,99}\.py)\b"
+)
+"""A command that starts another script."""
 
 
 def _refuse_wild(tree: Mapping[str, Any], name: str) -> None:
