@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from flame_train import cli
 from flame_train.config.load import from_options
@@ -23,6 +25,7 @@ from flame_train.run.plan.plan import make_plan
 from flame_train.run.train.step_state import build_optimizer
 from flame_train.training.result import Sources, carry_over, checkpoint_files, earlier_updates, updates_done
 from flame_train.training.session import Session, StopRequest
+from tests.recipes.bases import lose_end
 
 SHAPES = {"a.lora_down.weight": (4, 24), "a.lora_up.weight": (16, 4), "b.lora_down.weight": (4, 8)}
 
@@ -151,6 +154,41 @@ def test_a_new_run_begins_with_the_lora_and_continues_to_the_bit(prolonged, tmp_
     (tmp_path / "run").rename(tmp_path / "away")  # a run that has begun does not need the other one
     cut = train(prolonged("cut", train={"steps": 3}))
     assert_same(tensors(cut["lora"]), tensors(whole["lora"]))
+
+
+def test_a_run_that_has_begun_does_not_need_the_lora_that_it_began_with(prolonged, tmp_path):
+    first = tmp_path / "run" / "lora.safetensors"
+    more = {"lora": {"from": str(first)}, "train": {"continue_from": ""}}
+    whole = train(prolonged("whole", **{**more, "train": {"continue_from": "", "steps": 3}}))
+    train(prolonged("cut", **more))
+    first.unlink()
+    with pytest.raises(ConfigError, match=r"lora\.from: .*no such file"):
+        train(prolonged("new", **more))
+    cut = train(prolonged("cut", **{**more, "train": {"continue_from": "", "steps": 3}}))
+    assert_same(tensors(cut["lora"]), tensors(whole["lora"]))
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_an_image_whose_mask_changed_is_named(small_config, drawn, tmp_path, old):
+    """Of a run that an older version began, which wrote nothing of masks' contents, no image is named in its place."""
+    images = shutil.copytree(drawn, tmp_path / "masked")
+    paths = sorted(images.glob("*.png"))[:2]
+    for path in paths:
+        with Image.open(path) as image:
+            Image.new("L", image.size, 255).save(path.with_suffix(".mask.png"))
+    config = small_config(data={"path": str(images), "masks": "files"}, checkpoint={"every": 1})
+    train(config)
+    lose_end(tmp_path / "run")
+    mask = paths[0].with_suffix(".mask.png")
+    with Image.open(mask) as image:
+        Image.new("L", image.size, 127).save(mask)
+    report = tmp_path / "run" / "dataset.json"
+    if old:
+        rows = [{k: v for k, v in row.items() if k != "mask_cache"} for row in json.loads(report.read_text())]
+        report.write_text(json.dumps(rows))
+    named = "" if old else rf" \({paths[0].name} is with another mask\)"
+    with pytest.raises(OutputError, match=rf"other images or captions than data\.path holds now; put .*back{named} to"):
+        train(config)
 
 
 def test_the_refusal_of_other_settings_ends_with_the_command_that_goes_on(small_config, tmp_path, capsys):

@@ -25,8 +25,9 @@ from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.disk.system import is_device_name, path_limit
 from flame_train.engine import nn
-from flame_train.errors import ConfigError
+from flame_train.errors import ConfigError, OutputError
 from flame_train.io.addresses import is_hub_name
+from flame_train.io.commit import count
 from flame_train.io.hub import resolve_checkpoint
 from flame_train.io.model_search import Found, current_search, searching
 from flame_train.models.common.model import Model
@@ -190,7 +191,8 @@ def _checked(located: ConfigWithSource, family: Family | None, wrong: ErrorColle
     initial: dict[str, Factors] = {}
     with wrong:
         layers = adapted_layers(config.lora, config.text_encoders, model)
-        initial = initial_lora(config.lora, model, layers, config.text_encoders.train)
+        if not _has_begun(config):  # or nothing of it is used
+            initial = initial_lora(config.lora, model, layers, config.text_encoders.train)
     with wrong:
         cached = config.text_encoders.cache != "off" and set(config.text_encoders.train) != set(family.encoders)
         for image_set in image_sets(config.data, config.captions):
@@ -213,6 +215,13 @@ def _checked(located: ConfigWithSource, family: Family | None, wrong: ErrorColle
         _check_running(checked)
     wrong.raise_all()
     return checked
+
+
+def _has_begun(config: Config) -> bool:
+    """Tells whether the run folder has a checkpoint."""
+    with contextlib.suppress(OutputError):  # told where the folder is opened
+        return count(Path(config.output.dir) / "checkpoints") > 0
+    return False
 
 
 def _with_files(config: Config, found: Iterable[Found]) -> Config:

@@ -143,10 +143,12 @@ def changed_rows(report: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     now = _by_name(rows)
     gone = [name for name in before if name not in now]
     new = [name for name in now if name not in before]
-    captions = [name for name in now if name in before and _captions(before[name]) != _captions(now[name])]
-    others = [name for name in now if name in before and name not in captions and before[name] != now[name]]
-    parts = (_listed(gone, "not there"), _listed(new, "new"), _listed(captions, "with another caption"))
-    return ", ".join(filter(None, (*parts, _listed(others, "changed"))))
+    there = {name: (before[name], _known(now[name], before[name])) for name in now if name in before}
+    captions = [name for name, both in there.items() if _differ(*both, "captions")]
+    masks = [name for name, both in there.items() if _differ(*both, "mask", "mask_cache")]
+    others = [name for name, (was, is_now) in there.items() if name not in (*captions, *masks) and was != is_now]
+    named = {"not there": gone, "new": new, "with another caption": captions, "with another mask": masks}
+    return ", ".join(filter(None, (_listed(names, what) for what, names in {**named, "changed": others}.items())))
 
 
 def held_out_before(folder: Path, fraction: float, samples: Samples) -> frozenset[str]:
@@ -179,8 +181,14 @@ def _by_name(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, A
     return by_name
 
 
-def _captions(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    return [row["captions"] for row in rows]
+def _known(rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns rows without what an older version did not record, if the rows `before` are of one."""
+    old = any("mask" in row and "mask_cache" not in row for row in before)
+    return [{key: value for key, value in row.items() if not (old and key == "mask_cache")} for row in rows]
+
+
+def _differ(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], *keys: str) -> bool:
+    return [[row.get(key) for key in keys] for row in before] != [[row.get(key) for key in keys] for row in now]
 
 
 def _listed(names: Sequence[str], what: str) -> str:

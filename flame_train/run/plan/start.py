@@ -257,8 +257,14 @@ def file_rows(plan: Plan) -> list[dict[str, Any]]:
 
 def _rows_with_cache(plan: Plan, keys: Keys) -> list[dict[str, Any]]:
     """Adds to `file_rows` the names of each image's entries in the cache, which follow from its content."""
-    rows = zip(file_rows(plan), keys.images, keys.controls, strict=True)
-    return [row | _controls_with_cache(row, beside) | {"cache": list(entries)} for row, entries, beside in rows]
+    rows = zip(file_rows(plan), keys.images, keys.controls, keys.masks, strict=True)
+    return [
+        row
+        | _controls_with_cache(row, beside)
+        | {"cache": list(entries)}
+        | ({"mask_cache": list(masks)} if masks else {})
+        for row, entries, beside, masks in rows
+    ]
 
 
 def _controls_with_cache(row: dict[str, Any], views: Sequence[Sequence[str]]) -> dict[str, Any]:

@@ -50,6 +50,8 @@ def train_run(plan: Plan, encoded: Encoded, folder: RunFolder, start: Start, ses
     once = keeping_once(session.group, bool(plan.checked.streamed))
     with session.group.barrier(), once:
         initial = plan.checked.initial_lora if checkpoint is None else {}
+        if checkpoint is None and getattr(c.lora, "from") and not initial:
+            raise OutputError(f"{c.output.dir}: its checkpoints were removed meanwhile; start the run again")
         denoiser, attached, state = load_networks(plan, session, initial, earlier)
     if before is not None:
         carry_over(before, state.optimizer)
