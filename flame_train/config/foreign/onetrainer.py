@@ -14,7 +14,7 @@ from flame_train.families import named_by
 
 from . import onetrainer_values as own
 from . import sample_prompts
-from .conversions import number, one_of, to_number, unless_off
+from .conversions import number, one_of, optimizer, to_number, unless_off
 from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off, no_file
 
 _FAMILIES: Final = named_by("OneTrainer")
@@ -46,7 +46,35 @@ def _read(reading: Reading) -> Source:
     if samples:
         settings["samples"] = Setting(samples, where.place(at))
     _check_method(settings)
-    return Source(_family(settings), settings, sets, notes)
+    return Source(_family(settings), settings, sets, notes, _of_other_optimizers(settings))
+
+
+_OWNERS: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("weight_decay_by_lr", "split_groups", "split_groups_mean", "factored_fp32"), "PRODIGY_PLUS"),
+        "use_schedulefree": "PRODIGY_PLUS",
+        "rms_rescaling": "MUON_ADV ADAMUON_ADV",
+    }
+)
+"""Settings that are on in every config, and the optimizers that read them (modules/util/optimizer_util.py)."""
+
+
+def _of_other_optimizers(settings: dict[str, Setting]) -> dict[str, str]:
+    """Takes out the settings of optimizers that are not chosen, which a saved config has all of; returns why."""
+    from flame_train.config.keys import keys
+
+    theirs = str(settings["optimizer"].value) if "optimizer" in settings else "ADAMW"
+    chosen = optimizer(theirs, Source("", {}))
+    ours = chosen.value if isinstance(chosen, Changed) else chosen
+    idle: dict[str, str] = {}
+    both = ("optimizer.beta1", "optimizer.beta2")  # a pair for most
+    for name in [name for name in settings if name.startswith("optimizer.") and name not in both]:
+        readers = keys()[name].only.get("optimizer.name", (ours,)) if name in keys() else (ours,)
+        owners = _OWNERS.get(name.removeprefix("optimizer."), theirs)
+        if isinstance(ours, str) and (ours not in readers or not any(theirs.startswith(one) for one in owners.split())):
+            del settings[name]
+            idle[name] = "it is of another optimizer than this config's"
+    return idle
 
 
 def _list(reading: Reading, name: str, file_name: str, notes: list[str]) -> tuple[list[Any], Reading, tuple[str, ...]]:
@@ -124,6 +152,10 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "own_rate": own.own_rate,
         "learning_rate": own.rate,
         "optimizer.beta1": own.beta("beta1"),
+        "oft_*": lambda v, s: Lost("no such adapter here: OFT") if "OFT" in str(s.get("peft_type")) else NOTHING,
+        "non_ema_sampling": lambda v, s: (
+            Lost("images are drawn with the averaged weights") if v and s.get("ema", "OFF") != "OFF" else NOTHING
+        ),
         "optimizer.beta2": own.beta("beta2"),
         "learning_rate_scheduler": own.scheduled,
         "learning_rate_warmup_steps": own.warmup,

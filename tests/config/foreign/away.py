@@ -95,6 +95,8 @@ AWAY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "validation_on_startup": (True, {"validation_prompt": "zz"}),
     },
     "OneTrainer": {
+        "oft_*": (32, {"peft_type": "OFT_2"}),
+        "non_ema_sampling": (True, {"ema": "GPU"}),
         "learning_rate_min_factor": (0.1, {"learning_rate_scheduler": "COSINE", "learning_rate": 1e-4}),
         "set.image.enable_resolution_override": (True, {"image.resolution_override": "768"}),
         "validate_after": (5, {"validation": True, "validate_after_unit": "STEP"}),

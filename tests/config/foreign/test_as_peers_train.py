@@ -140,3 +140,30 @@ def test_defaults_of_onetrainer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "ours"), [("STABLE_DIFFUSION_XL_10_BASE", "kohya"), ("Z_IMAGE", "diffusers")])
 def test_a_lora_of_onetrainer_for_comfyui_has_names_that_it_reads(tmp_path: Path, model: str, ours: str) -> None:
     assert onetrainer(tmp_path, model_type=model, output_model_format="COMFY_LORA").output.format == ours
+
+
+WINDOW: dict[str, Any] = {  # of a config that OneTrainer's window saved, which names the settings of all optimizers
+    **{"scale_parameter": False, "nesterov": False, "safeguard_warmup": False, "stochastic_rounding": True},
+    **{"d_limiter": True, "factored": True, "split_groups": True, "rms_rescaling": True, "weight_decay": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "listed", "carried"),
+    [
+        ("ADAMW", [], set()),
+        ("ADAFACTOR", [], {"optimizer.scale_parameter"}),
+        ("PRODIGY_PLUS_SCHEDULE_FREE", ["split_groups"], {"optimizer.d_limiter", "optimizer.factored"}),
+    ],
+)
+def test_settings_of_optimizers_that_are_not_chosen_are_no_loss(
+    tmp_path: Path, optimizer: str, listed: list[str], carried: set[str]
+) -> None:
+    given = {"training_method": "LORA", "model_type": "FLUX_DEV_1", "base_model_name": "b.safetensors"}
+    more = {"oft_block_size": 32, "non_ema_sampling": True, "ema": "OFF", "quantization": {"__version": 0}}
+    given |= more | {"optimizer": {"__version": 0, "optimizer": optimizer, **WINDOW}}
+    (tmp_path / "theirs.json").write_text(json.dumps(given))
+    result = import_config(str(tmp_path / "theirs.json"), None)
+    assert [line.split(": ")[1].split(" ")[0].rpartition(".")[2] for line in result["listed"]] == listed
+    own = {key for key in result["carried"] if key.startswith("optimizer.")} - {"optimizer.name", "optimizer.lr"}
+    assert own == carried
