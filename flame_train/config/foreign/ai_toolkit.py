@@ -13,7 +13,7 @@ from flame_train.families import named_by
 
 from . import distilled, sample_prompts
 from .clips import OF_AI_TOOLKIT
-from .conversions import format_of_comfyui, innermost, published, sampled, sides_of, trained
+from .conversions import format_of_comfyui, innermost, model_of_ai_toolkit, published, sampled, sides_of, trained
 from .table import NOTHING, Changed, Convert, Lost, Program, Reading, Setting, Source, Tree, is_off
 
 _ARCHES: Final = named_by("ai-toolkit")
@@ -334,6 +334,7 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         "network.lokr_full_rank": lambda v, s: v if str(s.get("network.type", "")).lower() == "lokr" else NOTHING,
         "network.lokr_factor": lambda v, s: v if v and v > 0 else NOTHING,
         "updates": updates,
+        "model.name_or_path": model_of_ai_toolkit,
         "save.save_format": saved,
         "train.gradient_accumulation_steps": accumulated,
         "train.gradient_accumulation": lambda v, s: v if v and v > 1 else NOTHING,

@@ -256,6 +256,16 @@ def checkpoint(value: Any, source: Source) -> Any:
     return text
 
 
+def model_of_ai_toolkit(value: Any, source: Source) -> Any:
+    """Converts a model; of the repository of all versions of Chroma it is a version's file, or the newest."""
+    before, _, version = str(value).partition("lodestones/Chroma/v")
+    if not before and version:
+        return f"hf:lodestones/Chroma/chroma-unlocked-v{version}.safetensors"
+    if value == "lodestones/Chroma":
+        return Changed(f"hf:{value}", "there its newest chroma-unlocked-v*.safetensors: write its name behind a /")
+    return checkpoint(value, source)
+
+
 _HUB_PAGE: Final = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/(?:blob|resolve)/main/([\w./-]+)")
 _HUB_FILE: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*/[\w.-]+")
 

@@ -43,3 +43,19 @@ def test_edits_of_krea_2(tmp_path: Path, matches: str, listed: Any) -> None:
     result = imported(tmp_path, files)
     assert result["values"]["data.control"] == ["before"]
     assert len(result["listed"]) == listed
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("lodestones/Chroma/v41", "hf:lodestones/Chroma/chroma-unlocked-v41.safetensors"),
+        ("lodestones/Chroma", "hf:lodestones/Chroma"),
+        ("lodestones/Chroma1-HD", "hf:lodestones/Chroma1-HD"),
+    ],
+)
+def test_versions_of_chroma(tmp_path: Path, name: str, ours: str) -> None:
+    """Of the repository of all versions it takes one file (chroma_model.py:104)."""
+    files = {"j.yaml": job(model="arch: chroma").replace("base.safetensors", name)}
+    result = imported(tmp_path, files)
+    assert result["values"]["model.checkpoint"] == ours
+    assert ("chroma-unlocked-v" in result["config"]) == (name != "lodestones/Chroma1-HD")
