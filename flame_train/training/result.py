@@ -224,12 +224,17 @@ def knows_sources(checkpoint: Checkpoint, adapter: bool) -> bool:
 
 def warn_of_checkpoint(checkpoint: Checkpoint, hashes: Mapping[str, Any]) -> None:
     """Warns of newer checkpoints that are damaged, and of each hash that an older version did not record."""
-    for reason in checkpoint.skipped:
-        _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
+    warn_of_damaged(checkpoint)
     place = _place(checkpoint)
     for name, what in _UNSAID.items():
         if hashes[name] and name not in place:
             _LOG.warning("%s does not say %s, the base is not the one that the run began with", checkpoint.path, what)
+
+
+def warn_of_damaged(checkpoint: Checkpoint) -> None:
+    """Warns of each newer checkpoint that is damaged."""
+    for reason in checkpoint.skipped:
+        _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
 
 
 def micro_batches_of(checkpoint: Checkpoint) -> int | None:
@@ -243,10 +248,16 @@ def standing_of(checkpoint: Checkpoint) -> Any:
 
 
 def restore(checkpoint: Checkpoint, optimizer: Optimizer) -> int:
-    """Puts a checkpoint's values and moments back and returns its step."""
+    """Puts a checkpoint's values and moments back and returns its step. Raises OutputError if they do not fit."""
     entries = _entries(checkpoint)
-    optimizer.arena.load_state(_below(entries, _VALUES))
-    optimizer.load_state_dict(_below(entries, _OPTIMIZER))
+    try:
+        optimizer.arena.load_state(_below(entries, _VALUES))
+        optimizer.load_state_dict(_below(entries, _OPTIMIZER))
+    except ModelFileError as error:
+        raise OutputError(
+            f"{checkpoint.path}: is of another run, or of a version that trained other layers; remove this checkpoint "
+            f"to continue from the one before, or set output.dir to another folder: {error}"
+        ) from error
     return checkpoint.step
 
 

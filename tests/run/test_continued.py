@@ -236,6 +236,27 @@ def test_a_folder_that_cannot_be_continued_from_is_told(prolonged, tmp_path):
         train(prolonged())
 
 
+def test_a_damaged_checkpoint_of_the_other_run_is_told(prolonged, small_config, tmp_path, caplog, capsys):
+    train(small_config(train={"steps": 2}, checkpoint={"every": 1}, output={"dir": str(tmp_path / "other")}))
+    (tmp_path / "other" / "checkpoints" / "step-000002" / "optimizer.safetensors").write_bytes(b"")
+    file = tmp_path / "second.toml"
+    file.write_text(resolved(prolonged(train={"continue_from": str(tmp_path / "other")})))
+    for more in (("--dry-run",), ()):
+        caplog.clear()
+        assert cli.run(["train", str(file), "--device", "cpu", *more]) == 0
+        assert caplog.text.count("a newer checkpoint is damaged and was passed over") == 1
+    capsys.readouterr()
+
+
+def test_a_checkpoint_of_another_run_is_refused_by_name(prolonged, tmp_path):
+    """Copied there by hand."""
+    train(prolonged("other", optimizer={"name": "lion"}, train={"continue_from": ""}))
+    train(prolonged("second", train={"continue_from": "", "steps": 1}))
+    shutil.copytree(tmp_path / "other/checkpoints/step-000002", tmp_path / "second/checkpoints/step-000002")
+    with pytest.raises(OutputError, match=r"step-000002: is of another run"):
+        train(prolonged("second", train={"continue_from": "", "steps": 3}))
+
+
 def test_rates_and_dropout_may_be_others(prolonged):
     done = train(prolonged(lora={"dropout": 0.1}, optimizer={"lr": 3e-4}, data={"batch_size": 2}))
     assert done["steps"] == 2

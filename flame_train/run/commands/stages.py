@@ -61,7 +61,7 @@ from flame_train.run.plan.start import (
 )
 from flame_train.run.train.remote_copy import with_remote_copy
 from flame_train.run.train.train_run import train_run
-from flame_train.training.result import check_code, check_sources, warn_of_checkpoint
+from flame_train.training.result import check_code, check_sources, warn_of_checkpoint, warn_of_damaged
 from flame_train.training.session import SILENT, Callbacks, Session, StopRequest
 
 from ..memory.card import keeps_on_host, limit_pools, log_budget, refuse_small_host, resolve_offload, within_budget
@@ -156,9 +156,10 @@ def dry_run_of(
         plan = resolve_offload(plan if budget is None else budget.plan, card, processes)
         refuse_small_host(plan)
         checkpoint = checkpoint_here(plan, run_folder(plan, session.group))
-        if checkpoint is None:
-            checkpoint_of_other_run(plan)
-        else:
+        before = checkpoint_of_other_run(plan) if checkpoint is None else None
+        if before is not None:
+            warn_of_damaged(before)
+        if checkpoint is not None:
             hashes = weights_hashes(plan)
             check_sources(checkpoint, hashes)
             check_code(checkpoint, used_code(plan.config), session.accept_changed_code)

@@ -28,7 +28,7 @@ from flame_train.show.report import reporter
 from flame_train.training.batch import Loader, sender
 from flame_train.training.image_losses import ImageLosses
 from flame_train.training.loop import train
-from flame_train.training.result import carry_over, restore, standing_of
+from flame_train.training.result import carry_over, restore, standing_of, warn_of_damaged
 from flame_train.training.run import IMAGES, Run
 from flame_train.training.session import Session
 from flame_train.training.slow_steps import SlowSteps, reader, spilling
@@ -54,6 +54,7 @@ def train_run(plan: Plan, encoded: Encoded, folder: RunFolder, start: Start, ses
             raise OutputError(f"{c.output.dir}: its checkpoints were removed meanwhile; start the run again")
         denoiser, attached, state = load_networks(plan, session, initial, earlier)
     if before is not None:
+        warn_of_damaged(before)
         carry_over(before, state.optimizer)
         message = (
             "beginning with %s: its LoRA and its optimizer's state after %d updates; steps and schedule begin anew"
