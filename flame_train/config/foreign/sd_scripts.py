@@ -279,6 +279,16 @@ _OWN: Final[Mapping[str, Convert]] = MappingProxyType(
         ),
         "loss_type": _loss,
         "huber_schedule": where("loss_type", _HUBERS, keep),
+        "qwen3_max_token_length": lambda v, s: (
+            NOTHING
+            if number(v) in (None, 512)
+            else Changed(number(v), "of Qwen3 and of T5's ids, which have one length here")
+        ),
+        "t5_max_token_length": lambda v, s: (
+            NOTHING
+            if number(v) in (None, number(s.get("qwen3_max_token_length", 512)))
+            else Lost("text_encoders.qwen3_tokens is the length of both readings of a caption")
+        ),
         "huber_c": where("loss_type", _HUBERS, to_float),
         "huber_scale": where("loss_type", _HUBERS, to_float),
         "timestep_sampling": _noise_levels,

@@ -204,3 +204,20 @@ def test_rates_of_text_encoders(tmp_path: Path, more: str, rates: dict[str, floa
     shared = config.text_encoders.lr or config.optimizer.lr
     own = {rule.match[0].removesuffix(".*"): rule.lr for rule in config.lora.rules}
     assert {name: own.get(name, shared) for name in config.text_encoders.train} == rates
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "listed"),
+    [
+        ("--qwen3_max_token_length=512 --t5_max_token_length=512", None, 0),
+        ("--qwen3_max_token_length=256 --t5_max_token_length=256", 256, 0),
+        ("--qwen3_max_token_length=256", 256, 0),
+        ("--t5_max_token_length=300", None, 1),
+    ],
+)
+def test_length_of_captions_of_anima(tmp_path: Path, options: str, tokens: int | None, listed: int) -> None:
+    command = f"accelerate launch anima_train_network.py --pretrained_model_name_or_path=m {options} --network_dim=4"
+    (tmp_path / "run.sh").write_text(f"{command} --network_module=networks.lora_anima --output_dir=o\n")
+    result = import_config(str(tmp_path / "run.sh"), None)
+    assert result["carried"].get("text_encoders.qwen3_tokens", {}).get("value") == tokens
+    assert len([line for line in result["listed"] if "token_length" in line]) == listed
