@@ -230,6 +230,8 @@ def test_a_dry_run_refuses_the_folder_that_a_run_would_and_writes_nothing(job, b
     begin_killed(job)
     left = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in job.out.rglob("*")}
     assert dry(job).code == 0
+    ended = job.program(*job.arguments("sdxl-lora"), "--dry-run", "--gpus", "3")
+    assert (ended.code, "takes 2 micro-batches" in ended.complaint) == (6, True)
     ended = dry(job, optimizer__lr=0.5)
     assert (ended.code, "other settings" in ended.complaint) == (6, True)
     ended = dry(job, output__dir=str(job.folder / "config.toml"))

@@ -285,6 +285,14 @@ def test_a_loss_of_other_levels_or_images_is_not_compared(asked, tmp_path, caplo
         lose_end(run)
 
 
+def test_the_best_checkpoint_stays_where_a_run_goes_on_without_validations(asked, tmp_path):
+    config = asked(checkpoint={"every": 1, "keep": 1})
+    assert train(config, ["train.steps=2"], "cpu", False)["best"]["step"] == 2
+    told = train(config, ["train.steps=4", "validation.every=0"], "cpu", False)
+    assert told["best"]["step"] == 2
+    assert {path.name for path in (tmp_path / "run/checkpoints").iterdir()} == {"step-000002", "step-000004"}
+
+
 def test_the_command_ends_with_0_and_says_why(asked, tmp_path, capsys, small_base, drawn):
     options = {
         "model.checkpoint": small_base,

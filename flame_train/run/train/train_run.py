@@ -95,8 +95,9 @@ def _validation(
 ) -> Validation:
     """Returns the validations of a run, as they stood at the checkpoint that it continues from."""
     section = plan.config.validation
+    standing = EarlyStopping.read(None if checkpoint is None else standing_of(checkpoint))
     if not plan.held_out.rows or not section.repeats:
-        return Validation()
+        return Validation(standing=standing)  # the best checkpoint so far stays
     offset, preserved = len(plan.samples.rows), plan.preserved
 
     def example(i: int) -> Example:
@@ -115,7 +116,6 @@ def _validation(
         with state.optimizer.averaged():
             return validator.measure()
 
-    standing = EarlyStopping.read(None if checkpoint is None else standing_of(checkpoint))
     measured = dataset_digest(plan.held_out, encoded.keys, offset) + f" {section.timesteps}"
     return Validation(section, measure, standing.on(hashlib.sha256(measured.encode()).hexdigest()))
 
