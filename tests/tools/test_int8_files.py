@@ -17,6 +17,7 @@ from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import to_kohya
 from flame_train.engine import nn
 from flame_train.errors import ConfigError, ModelFileError
+from flame_train.io import safetensors as safetensors_reader
 from flame_train.io.dtypes import DTYPE_OF_TAG
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.registry import FAMILIES
@@ -154,6 +155,20 @@ def test_a_plan_says_which_setting_keeps_the_codes(
     assert train("--dry-run", "--set", f"model.quantize={quantize}") == 0
     kept = 'model.checkpoint: 20 layers are in int8-convrot; model.quantize = "int8-convrot" keeps them as they are, '
     assert [r.getMessage() for r in caplog.records if "keeps them" in r.getMessage()] == ([kept + said] if said else [])
+
+
+def test_a_plan_reads_no_numbers_of_a_packed_base(
+    zimage: Path, tmp_path: Path, drawn: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file on the hub it has the header alone, in which formats may be said, too."""
+    target = zimage.with_name("planned.safetensors")
+    convert_base(zimage, target, "comfyui-int8", force=True)
+    tensors, layers = arrays_of(target), {}
+    for name in [name for name in tensors if name.endswith(".comfy_quant")]:
+        layers[name.removesuffix(".comfy_quant")] = json.loads(tensors.pop(name).tobytes())
+    save_file(str(target), tensors, {"_quantization_metadata": json.dumps({"layers": layers})})
+    monkeypatch.setitem(safetensors_reader._HEADERS_ALONE, target, "fetch it")
+    assert trainer(target, drawn, tmp_path)("--dry-run", "--set", "model.quantize=int8") == 0
 
 
 def test_verify_says_which_comfyui_reads_it(written: tuple[str, Path], family: str, tmp_path: Path) -> None:

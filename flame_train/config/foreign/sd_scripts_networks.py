@@ -246,7 +246,7 @@ def merged_first(value: Any, source: Source) -> Any:
     if strength == 0:
         return NOTHING
     if not 0 < strength <= 2:
-        return Lost("with such a factor merge it with `flame-train merge --strength`, and train on that")
+        return Lost("with such a factor merge it with `flame-train merge`, and train on that")
     keys = {"model.training_adapter": files[0]}
     keys |= {} if factors[0] is None else {"model.training_adapter_strength": strength}
     return Changed(keys, "merged into the base model there, added to it while it is trained here")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from typing import Final
 
 from flame_train.config.schema import Config
@@ -14,10 +14,12 @@ from flame_train.data.caption_formats import hidden
 from flame_train.data.order import BatchSchedule
 from flame_train.data.samples import EncoderInput, Samples
 from flame_train.data.sets import DataSet
-from flame_train.errors import counted
+from flame_train.errors import ModelFileError, counted
 from flame_train.io.weight_files import Kept, StoredNf4
 from flame_train.io.weights import open_weights
 from flame_train.models.common.model import Model
+from flame_train.models.common.training_adapter import AdaptedPart
+from flame_train.networks.files.build_parts import Native
 from flame_train.networks.files.part import Part
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.text_encoders.encoder import too_long
@@ -88,8 +90,13 @@ def notice_batch_size(order: BatchSchedule) -> None:
 
 def notice_packed(base: Part, quantize: str) -> None:
     """Warns of a base in fewer bits whose numbers are stored otherwise in training: unpacked, or rounded once more."""
-    with open_weights(base.path) as weights, closing(base.source(weights, lambda _: None)) as source:
-        stored = Counter(_format(kept) for name in base.sources if (kept := source.as_kept(name)) is not None)
+    if isinstance(base, AdaptedPart):
+        return  # its layers are sums
+    stored = Counter[str]()
+    # What is damaged is told where it is loaded; of a file on the hub there is a header alone.
+    with contextlib.suppress(ModelFileError), open_weights(base.path) as weights:
+        source = Native(weights, base.sources, base.shapes)
+        stored.update(_format(kept) for name in base.sources if (kept := source.as_kept(name)) is not None)
     for kind, count in stored.most_common(1):
         if kind != quantize:
             _LOG.warning(
