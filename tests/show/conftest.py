@@ -226,15 +226,20 @@ def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
 def wait(page: Any, condition: str, seconds: float = 60.0) -> None:
     """Waits until JavaScript is true. Playwright's own waiting evaluates text in the page, which the page forbids.
 
-    A page that goes to another has no body for a while, and what was asked of it then has no answer.
+    A page that goes to another has no body for a while.
     """
+    until_seen(lambda: bool(page.evaluate(f"Boolean(document.body && ({condition}))")), seconds)
+
+
+def until_seen(true: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Waits until something holds of a page, which may replace itself or its parts while it is looked at."""
     from playwright.sync_api import Error
 
     def holds() -> bool:
         try:
-            return bool(page.evaluate(f"Boolean(document.body && ({condition}))"))
+            return true()
         except Error as error:
-            if "context was destroyed" in str(error):
+            if "context was destroyed" in str(error) or "not attached to the DOM" in str(error):
                 return False
             raise
 

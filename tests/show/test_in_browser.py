@@ -14,7 +14,7 @@ from PIL import Image
 from flame_train.data.clip_files import sample_bytes
 from flame_train.data.grid import grid
 
-from .conftest import PLANTED, PROMPTS, colour, until, wait
+from .conftest import PLANTED, PROMPTS, colour, until_seen, wait
 
 LOADED = "typeof state === 'object' && state.digest && document.querySelector('#dataset tbody tr')"
 PHONE = 8000  # pixels of height
@@ -106,7 +106,7 @@ def test_samples_that_are_clips_play(made, serve, open_page, live):
         if place.startswith("dialog"):
             page.locator("#samples tbody tr[data-step='50'] button.zoom").first.click()
             page.wait_for_selector(place)
-        until(both)
+        until_seen(both)
 
 
 @pytest.mark.parametrize("live", [True, False])
