@@ -169,7 +169,7 @@ class GraphBackend(CpuBackend):
     def __init__(self, tape: Tape) -> None:
         super().__init__()
         self.tape = tape
-        self.xp = self.references = _Numpy(tape)  # type: ignore[assignment]
+        self.xp = self.references = _Numpy(tape)  # type: ignore[assignment]  # it stands in for the module
         self.program, self.once_bytes = 0, 0
         self.graphs = weakref.WeakSet[Any]()
         self.graph_pool = SimpleNamespace(total_bytes=lambda: 1, used_bytes=lambda: 0)
@@ -200,7 +200,7 @@ class GraphBackend(CpuBackend):
         return _Graph(self.tape.recorded())
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
-        return capture(_Capturing(self), fn)  # type: ignore[arg-type]
+        return capture(_Capturing(self), fn)  # type: ignore[arg-type]  # it stands in for the CUDA backend
 
 
 class _Capturing:

@@ -46,13 +46,17 @@ def samples(folder: Path, batch_size: int = 4, more: Mapping[str, Any] = Mapping
     return split_held_out(config, read_dataset(config, StopRequest()), 0)[0]
 
 
+def write_pair_of_clips(folder: Path, lengths: tuple[int, int]) -> None:
+    for ending, frames in zip(Pairs.group, lengths, strict=True):
+        pixels = np.stack([np.full((96, 96, 3), 10 * number, np.uint8) for number in range(frames)])
+        (folder / f"a.{ending}.webp").write_bytes(webp(pixels, times(frames, 24)))
+    (folder / "a.txt").write_text("caption a")
+
+
 def test_parts_of_clips_are_paired_at_their_resolution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two clips the first has three parts and the other two: the third part has no other half."""
     monkeypatch.setitem(objectives.OBJECTIVES._entries, "denoising", Pairs)
-    for ending, frames in zip(Pairs.group, (15, 10), strict=True):
-        pixels = np.stack([np.full((96, 96, 3), 10 * number, np.uint8) for number in range(frames)])
-        (tmp_path / f"a.{ending}.webp").write_bytes(webp(pixels, times(frames, 24)))
-    (tmp_path / "a.txt").write_text("caption a")
+    write_pair_of_clips(tmp_path, (15, 10))
     clips = {"frames": 5, "frame_extraction": "chunk", "resolutions": [96, 64], "bucket_step": 32}
     with pytest.raises(DataError) as raised:
         samples(tmp_path, more=clips)
@@ -67,10 +71,7 @@ def test_parts_of_clips_are_paired_at_their_resolution(tmp_path: Path, monkeypat
 
 def test_clips_of_other_lengths_are_told_with_their_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(objectives.OBJECTIVES._entries, "denoising", Pairs)
-    for ending, frames in zip(Pairs.group, (9, 5), strict=True):
-        pixels = np.stack([np.full((96, 96, 3), 10 * number, np.uint8) for number in range(frames)])
-        (tmp_path / f"a.{ending}.webp").write_bytes(webp(pixels, times(frames, 24)))
-    (tmp_path / "a.txt").write_text("caption a")
+    write_pair_of_clips(tmp_path, (9, 5))
     with pytest.raises(DataError, match="got buckets of 96x96 of 9 frames and 96x96 of 5 frames"):
         samples(tmp_path, more={"frames": [5, 9]})
 
