@@ -12,7 +12,8 @@ import pytest
 
 from flame_train.config.load import from_options
 from flame_train.engine import capture
-from flame_train.engine.mode import deterministic
+from flame_train.engine.backend import get_backend
+from flame_train.engine.mode import deterministic, mode
 from flame_train.run.train.step_state import build_optimizer
 from flame_train.tools import bench
 from flame_train.training.step import micro, update
@@ -132,3 +133,32 @@ def test_blocks_streamed_from_the_host_train_to_the_bits_of_resident_ones(
     one, other = (bits(trained(trial, captured)) for trial in (resident, streamed))
     for name, value in one.items():
         np.testing.assert_array_equal(other[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("model", ["flux-tiny", "sdxl-tiny"])
+def test_a_step_whose_recording_found_no_memory_is_recorded_again(
+    model: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory ends at a share of what the first recording asks for, while weights and inputs wait on the host."""
+    settings = ("model.offload=1.0", "lora.dropout=0.3")
+    case = bench.BenchCase(model, 128, batch=2, rank=16, checkpointing="offload", settings=settings)
+    backend, asked, ends_at = get_backend("cuda"), 0, math.inf
+    given = backend._graph_malloc
+
+    def malloc(size: int) -> Any:
+        nonlocal asked, ends_at
+        if mode().capturing:
+            asked += 1
+            if asked > ends_at:
+                ends_at = math.inf
+                raise backend.xp.cuda.memory.OutOfMemoryError(size, size)
+        return given(size)
+
+    monkeypatch.setattr(backend, "_graph_malloc", malloc)
+    expected, whole = bits(trained(case, captured)), asked
+    asked, ends_at = 0, int(share * whole)
+    found = bits(trained(case, captured))
+    assert asked > whole, "recorded once"
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
