@@ -15,7 +15,17 @@ from tests.engine.ops.test_convrot import rotation
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
-ROWS = [(3, 16, 16), (5, 48, 16), (2, 320, 64), (3, 256, 256), (2, 768, 256), (1, 3072, 256), (2, 1280, 256)]
+ROWS = [
+    (3, 16, 16),
+    (5, 48, 16),
+    (2, 64, 64),
+    (2, 320, 64),
+    (3, 640, 64),
+    (3, 256, 256),
+    (2, 768, 256),
+    (1, 3072, 256),
+    (2, 1280, 256),
+]
 
 
 def test_rows_are_rotated_before_they_are_rounded(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:

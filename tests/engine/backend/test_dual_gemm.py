@@ -256,5 +256,18 @@ def test_of_int8_products_only_the_way_that_is_asked_for_is_compiled_ahead(
         assert len(pairs._cubins.begun) == before + more
 
 
+@pytest.mark.parametrize(("k", "group", "fits"), [(33280, 256, True), (33296, 256, False), (33296, 64, True)])
+def test_whole_sums_of_which_four_are_added_up_stay_below_2_to_the_31(gpu: Any, k: int, group: int, fits: bool) -> None:
+    assert 4 * 127**2 * 33280 < 2**31 <= 4 * 127**2 * 33296
+    empty = gpu.kernels.empty
+    factors = empty((1024,), float32), None
+    x = Operands(
+        *(empty((1024, k), int8), empty((1024, k), int8).T, None, None, empty((1024, 1024), bfloat16)),
+        factors=factors,
+        rotated=group,
+    )
+    assert x.fit() == fits
+
+
 def test_other_cards_have_other_kernels(gpu: Any, tmp_path: Path) -> None:
     assert not on_card(gpu, tmp_path, 108, 80).made(operands(gpu), otherwise=lambda x: None)

@@ -23,6 +23,7 @@
 #include "backend/cuda/whole_sums.cuh"
 
 constexpr int DEPTH = WHOLE ? 128 : 64, ROWS = 64 * HIGH * CONSUMERS, THREADS = 128 * (CONSUMERS + 1), THIN = RANK / SPLITS;
+constexpr bool LATE = GROUP > 64;  // there are no registers to request `plus` before its block
 constexpr int TOGETHER = 8;  // tiles of rows that are gone through column by column, so that what a wave reads stays in L2
 constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLUMNS * 128, THIN_BYTES = MADE * THIN * 128;
 constexpr u32 STAGE_BYTES = A_BYTES + B_BYTES + THIN_BYTES, BLOCK_BYTES = 64 * 64 * 2;
@@ -189,9 +190,9 @@ __device__ __forceinline__ void finish(
   for (int block = 0; block < HIGH * (COLUMNS / 64); block++) {
     int row0 = tile.row + block / (COLUMNS / 64) * 64, column0 = tile.column + block % (COLUMNS / 64) * 64;
 #if WHOLE
-    const int* whole = sums[block / (COLUMNS / 64)] + block % (COLUMNS / 64) * 32;
     float sum[32];
-    scaled(sum, whole, {added.by_row, added.by_column}, row0, column0, s.m, s.n);
+    if (PLUS && LATE) next = plus_at(added, s, row0, column0);
+    scaled(sum, sums[block / (COLUMNS / 64)], block % (COLUMNS / 64), {added.by_row, added.by_column}, row0, column0, s.m, s.n);
     if (RANK) low_added(sum, a2 + block / (COLUMNS / 64) * BLOCK_BYTES, b2, column0 - tile.column);
 #else
     float* sum = sums[block / (COLUMNS / 64)] + block % (COLUMNS / 64) * 32;
@@ -199,7 +200,7 @@ __device__ __forceinline__ void finish(
     u32 buffer = buffers + block % BUFFERS * BLOCK_BYTES;
     Block more = next;
     int after = block + 1;
-    if (PLUS && after < HIGH * (COLUMNS / 64))
+    if (PLUS && !LATE && after < HIGH * (COLUMNS / 64))
       next = plus_at(added, s, tile.row + after / (COLUMNS / 64) * 64, tile.column + after % (COLUMNS / 64) * 64);
     if (sender) {
       if (block) sent<BUFFERS - 1>();
@@ -289,9 +290,6 @@ __device__ __forceinline__ void consume(
 #if WHOLE
   products_done<0>();
   if (thread < 2) arrive_at(smem.empty + 8 * before, thread);
-#pragma unroll
-  for (int i = 0; i < HIGH; i++)
-    if (GROUP > 64) rotate(sums[i]);
 #endif
   Block more = {};
   if (added.plus) more = plus_at(added, s, tile.row, tile.column);

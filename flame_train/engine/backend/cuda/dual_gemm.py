@@ -41,6 +41,7 @@ from .tuning import tuning_for
 _STRIP = 16  # columns of a tile of the thin operand, where that is read across its rows
 _LEAST = 1 << 20  # elements of the smallest result that the kernel is considered for
 _RANKS = (16, 32, 48, 64)
+_LONGEST_ROTATED = (1 << 31) // (4 * 127**2)  # terms of whole sums of which four are added up
 _ADDED = np.dtype(
     [
         *(("plus", "u8"), ("bias", "u8"), ("plus_row", "i8"), ("hidden", "u8"), ("hidden_row", "i8")),
@@ -154,7 +155,8 @@ class Operands:
         """Tells whether the kernel can take operands of int8."""
         rows, columns = self.a, self.b.T
         dense = all(x.flags.c_contiguous and x.shape[1] % 16 == 0 and x.data.ptr % 16 == 0 for x in (rows, columns))
-        return dense and self.thin is None and self.rank in (0, *_RANKS)
+        held = self.rotated <= 64 or rows.shape[1] <= _LONGEST_ROTATED
+        return dense and held and self.thin is None and self.rank in (0, *_RANKS)
 
 
 class DualGemm:

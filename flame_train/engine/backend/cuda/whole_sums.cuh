@@ -7,24 +7,18 @@
 
 struct Factors { const float *rows, *columns; };
 
-// By two bits of a column's number, whose values are x[0], x[STEP], x[2 STEP] and x[3 STEP].
-template <int STEP> __device__ __forceinline__ void rotate_own(float* x) {
-  const float half = ((x[0] + x[STEP]) + (x[2 * STEP] + x[3 * STEP])) * 0.5f;
-  const float a = half - x[3 * STEP], b = half - x[2 * STEP];
-  x[3 * STEP] = half - x[0], x[2 * STEP] = half - x[STEP], x[STEP] = b, x[0] = a;
+// By bits 4 and 5 of a column's number: values 8 apart.
+__device__ __forceinline__ void rotate_own(float* x) {
+  const float half = ((x[0] + x[8]) + (x[16] + x[24])) * 0.5f;
+  const float a = half - x[24], b = half - x[16];
+  x[24] = half - x[0], x[16] = half - x[8], x[8] = b, x[0] = a;
 }
 
-// All columns of 64 rows, rotated by bits 6 and 7 of their numbers: floats in place of whole sums.
-template <int COUNT> __device__ __forceinline__ void rotate(int (&whole)[COUNT]) {
-#pragma unroll
-  for (int i = 0; i < COUNT / 4; i++) {
-    float x[4];
-#pragma unroll
-    for (int k = 0; k < 4; k++) x[k] = static_cast<float>(whole[i + COUNT / 4 * k]);
-    rotate_own<1>(x);
-#pragma unroll
-    for (int k = 0; k < 4; k++) whole[i + COUNT / 4 * k] = __float_as_int(x[k]);
-  }
+// A value of the block of 64 columns `block`, rotated by bits 6 and 7: twice that, of values in four blocks. Whole sums stay
+// where their products left them: as floats in their place they would want registers of their own, of which there are none.
+__device__ __forceinline__ int rotated_twice(const int* of, int block) {
+  const int a = of[0], b = of[32], c = of[64], d = of[96];
+  return block == 0 ? (a + b) + (c - d) : block == 1 ? (a - c) + (b + d) : block == 2 ? (a - b) + (c + d) : (b - a) + (c + d);
 }
 
 __device__ __forceinline__ void warp_product(float* c, const u32 (&a)[4], u32 b, u32 b2, __nv_bfloat16) {
@@ -67,10 +61,14 @@ __device__ __forceinline__ void rotate_16(float* x, u32 same, u32 other) {
   warp_product(x + 4, near, other, same, __nv_bfloat16());
 }
 
-// 64 columns of 64 rows, by their factors and rotated by the other bits. Value 4 j + 2 h + e is of column e of group j, in row h.
-__device__ __forceinline__ void scaled(float (&sums)[32], const int* whole, const Factors& by, int row, int column, int m, int n) {
+// 64 columns of 64 rows, by their factors and rotated: block `block` of the whole sums of a tile's width. Value 4 j + 2 h + e is
+// of column e of group j, in row h.
+__device__ __forceinline__ void scaled(
+    float (&sums)[32], const int* whole, int block, const Factors& by, int row, int column, int m, int n
+) {
   const int own = row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-  const float upper = own < m ? by.rows[own] : 0.f, lower = own + 8 < m ? by.rows[own + 8] : 0.f;
+  const float once = GROUP > 64 ? 0.5f : 1.f;
+  const float upper = own < m ? once * by.rows[own] : 0.f, lower = own + 8 < m ? once * by.rows[own + 8] : 0.f;
 #pragma unroll
   for (int i = 0; i < 32; i += 4) {
     const int first = column + 2 * i + threadIdx.x % 4 * 2;
@@ -78,14 +76,14 @@ __device__ __forceinline__ void scaled(float (&sums)[32], const int* whole, cons
     if (!GROUP && by.columns && first < n) across = *reinterpret_cast<const float2*>(by.columns + first);
 #pragma unroll
     for (int e = i; e < i + 4; e++) {
-      const float x = GROUP > 64 ? __int_as_float(whole[e]) : static_cast<float>(whole[e]);
+      const float x = static_cast<float>(GROUP > 64 ? rotated_twice(whole + e, block) : whole[32 * block + e]);
       sums[e] = x * (e & 2 ? lower : upper) * (e & 1 ? across.y : across.x);
     }
   }
   if (!GROUP) return;
 #pragma unroll
   for (int i = 0; i < 8; i++)
-    if (GROUP > 16) rotate_own<8>(sums + i);  // bits 4 and 5
+    if (GROUP > 16) rotate_own(sums + i);
   const int lane = threadIdx.x % 32, differing = lane % 4 * 2 ^ lane / 4;
   const u32 same = entries(differing), other = entries(differing ^ 8);
 #pragma unroll

@@ -14,7 +14,7 @@ from .row_tiling import RowTiling
 Names = tuple[tuple[str, DType], ...]
 ROTATED = 8
 """Elements of a packet where rows are rotated, as in convrot.cuh."""
-_BY_PRODUCTS = 256  # columns that are rotated together in convrot_products.cuh
+_BY_PRODUCTS = (64, 256)  # columns that are rotated together in convrot_products.cuh
 _PRODUCTS = '#include "backend/cuda/codegen/convrot_products.cuh"\n'
 
 
@@ -51,7 +51,7 @@ class RowText:
         self.totals = 0
         self.turned, self.late = False, _used_after_rotation(program) & self.rows.keys()
         self.fast = "float" not in [*self.rows.values(), *self.tables.values(), *self.made.values()]
-        self.by_products = self.fast and program.rotates == _BY_PRODUCTS
+        self.by_products = self.fast and program.rotates in _BY_PRODUCTS and tiling.threads % 32 == 0
         self.first = "taken(lane)" if self.by_products else "lane"
 
     def source(self) -> str:
@@ -140,8 +140,8 @@ class RowText:
         loads = self._packets("".join(text for name, text in reads.items() if name not in self.late), self.first)
         if group := self.program.rotates:
             late = "".join(reads[name] for name in self.rows if name in self.late)
-            turned = "turned_by_products" if self.by_products else f"turned<{group}>"
-            held = f"  const int turned_lane = {turned}(lane);\n{held}"
+            turned = "turned_by_products" if self.by_products else "turned"
+            held = f"  const int turned_lane = {turned}<{group}>(lane);\n{held}"
             loads += self._packets(late, "turned_lane") if late else ""
         columns = self.signature.columns
         own = "".join(f"  const float {name} = live ? to_float(p_{name}[row]) : 0.f;\n" for name, _ in columns)
@@ -209,7 +209,7 @@ class RowText:
         way = f"rotate<{group}>"
         if self.by_products:  # a row of bf16 as it is needs no more than bf16 in the first product
             plain = [n for n, t in self.rows.items() if t == "bf16" and f"row {of} = {n}" in self.program.steps]
-            way = f"rotate_by_products<{str(bool(plain)).lower()}>"
+            way = f"rotate_by_products<{group}, {str(bool(plain)).lower()}>"
         return f"""  float (&v_{name})[{self.tiling.packets}][{ROTATED}] = v_{of};
 #pragma unroll
   for (int k = 0; k < {self.tiling.packets}; k++) {way}(v_{name}[k]);

@@ -110,7 +110,7 @@ class Rows:
         passing = sum(d.itemsize for d in (*(d for _, d in s.rows), *s.outputs[: len(program.rows)]))
         # Eight rows of bytes may be no packets of 16.
         whole = dense and min(d.itemsize for d in _stored(program, s)) > 1 and not program.rotates
-        together = max(1, program.rotates // ROTATED)
+        together = 32 if program.rotates > 16 else max(1, program.rotates // ROTATED)
         return (staged_tiling(columns, width, passing) if whole else None) or row_tiling(
             columns, width, wide, wide + vectors * max(1, width // 4), self.tuning, together
         )
