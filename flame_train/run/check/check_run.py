@@ -313,9 +313,11 @@ def _check_frames(data: DataSection, model: Model) -> None:
     merged = image_sets(data)
     usual = [] if any(image_set.frames for image_set in merged) else [("data.{}", data)]
     tables = [(f"data.sets: {{}} of table {number}", each) for number, each in enumerate(data.sets, 1)]
+    idle = {"fps": (SetKeys.model_fields["fps"].default, model.fps)}  # the latter stands in a run's own config.toml
+    idle["frame_extraction"] = (SetKeys.model_fields["frame_extraction"].default,)
     for what, section in (*usual, *(own for own, each in zip(tables, merged, strict=False) if not each.frames)):
-        for name in ("fps", "frame_extraction"):
-            if getattr(section, name) != SetKeys.model_fields[name].default:
+        for name, values in idle.items():
+            if getattr(section, name) not in values:
                 raise ConfigError(f"{what.format(name)}: it has no effect without data.frames; set both, or remove it")
     for number, image_set in enumerate(merged, 1):
         for problem in filter(None, map(model.vae.frames_problem, image_set.frames)):
@@ -335,7 +337,7 @@ def _check_control_sets(data: DataSection, model: Model) -> None:
 
 def _check_captions(captions: CaptionKeys, cached: bool) -> None:
     """Refuses a pool of texts, which serves the cache, where there is none."""
-    if not cached and "variants" in captions.model_fields_set:
+    if not cached and captions.variants != CaptionKeys.model_fields["variants"].default:
         raise ConfigError(
             "captions.variants: it says how many texts of an image are cached, and here each step draws a new one; "
             "remove it"
