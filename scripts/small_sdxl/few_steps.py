@@ -47,7 +47,7 @@ class Sizes(NamedTuple):
 
 SIZES = {
     "cpu": Sizes((*KNOWN, *OTHER), 320, (300, 16), 256, (200, 16), (200, 8)),
-    "cuda": Sizes(CAPTIONS, 4096, (1200, 64), 2048, (800, 64), (200, 16)),
+    "cuda": Sizes(CAPTIONS, 4096, (1200, 64), 1024, (800, 64), (1000, 16)),
 }
 SETTINGS = (
     *("model.prediction=flow", f"sample.steps={FEW}", "sample.guidance_scale=1.0", "train.precision=fp32"),
