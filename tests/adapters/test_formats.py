@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -19,16 +17,11 @@ from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
 from flame_train.models.sdxl.names import lora_family
+from tests.golden_keys import golden
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 SDXL = lora_family()
 COMPONENT = {"lora_unet": "unet", "lora_te1": "text_encoder", "lora_te2": "text_encoder_2"}
 BF16 = ml_dtypes.bfloat16
-
-
-def golden(name):
-    with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
-        return json.load(stream)
 
 
 def native_of(module, base):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,15 +12,10 @@ from flame_train.adapters.metadata import network_metadata
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
 from flame_train.models.flux.names import lora_family
+from tests.golden_keys import golden
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 FLUX = lora_family()
 COMPONENT = {"lora_unet": "transformer", "lora_te1": "text_encoder", "lora_te3": "text_encoder_2"}
-
-
-def golden(name):
-    with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
-        return json.load(stream)
 
 
 def kohya_file(name="lora_kohya_flux", rank=2, alpha=1.0, dtype=np.float16):

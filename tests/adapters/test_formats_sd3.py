@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -22,8 +19,8 @@ from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sd3.names import lora_family, lora_family_of
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
+from tests.golden_keys import golden
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 MODELS = {
     "sd3_medium": MMDiTArch.sd3_medium(),
     "sd35_medium": MMDiTArch.sd35_medium(),
@@ -38,11 +35,6 @@ TARGETS = {  # a set of PEFT's list: our modules
 SETS = [(model, targets) for model in MODELS for targets in TARGETS if "attn2" not in targets or MODELS[model].dual]
 D = 4  # the width of small ones
 ROWS = {"attn.qkv": 3 * D, "attn2.qkv": 3 * D, "mlp.fc1": 4 * D}
-
-
-def golden(name):
-    with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
-        return json.load(stream)
 
 
 @pytest.fixture(params=MODELS)

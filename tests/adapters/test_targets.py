@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
 import pytest
 
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.errors import ConfigError
 from flame_train.models.sdxl.names_unet import unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet, UNetArch
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
+from tests.golden_keys import golden
 
 
 @pytest.fixture(scope="module")
 def unet():
     return UNet(UNetArch.sdxl())
-
-
-def golden(name):
-    with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
-        return json.load(stream)
 
 
 def peft_modules(target_set):

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
 import pytest
 
 from flame_train.adapters.targets import resolve
 from flame_train.models.flux.family import PRESETS
 from flame_train.models.flux.names import lora_family
 from flame_train.models.flux.transformer import Flux, FluxArch
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
+from tests.golden_keys import golden
 
 
 @pytest.fixture(scope="module")
 def model():
     return Flux(FluxArch.dev())
-
-
-def golden(name):
-    with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
-        return json.load(stream)
 
 
 def natives(target_set):

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from flame_train.engine import tensor
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
+from tests.golden_keys import golden
 
 
 @pytest.fixture(scope="session")
@@ -20,9 +15,7 @@ def published():
     """name of a list, prefix -> {name without the prefix: shape}"""
 
     def read(name, prefix=""):
-        with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
-            shapes = json.load(stream)
-        return {key[len(prefix) :]: tuple(shape) for key, shape in shapes.items() if key.startswith(prefix)}
+        return {key[len(prefix) :]: tuple(shape) for key, shape in golden(name).items() if key.startswith(prefix)}
 
     return read
 

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
 import pytest
 
 from flame_train.models.registry import FAMILIES
 from flame_train.networks.files.identify import could_be, identify, model_names
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
-
-
-def golden(name):
-    with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
-        return json.load(stream)
+from tests.golden_keys import golden
 
 
 def tensors(name):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -18,6 +14,7 @@ from flame_train.models.flux.family import PRESETS
 from flame_train.models.flux.names import FLUX_FILES, lora_family, transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.tools.merge import merge
+from tests.golden_keys import golden
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -27,7 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # the libraries' own deprecations
 ]
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 FLUX = lora_family()
 # diffusers' reading of kohya files knows linear1 in the published width only; that is tested below
 BLOCKS_BUT_LINEAR1 = ("double_blocks.*", "single_blocks.*.linear2", "single_blocks.*.modulation.lin")
@@ -138,8 +134,7 @@ def test_diffusers_makes_of_a_kohya_file_what_we_make_of_it():
     """In the published width and depth: every module of kohya's own list, its numbers and its names."""
     from diffusers.loaders.lora_conversion_utils import _convert_kohya_flux_lora_to_diffusers
 
-    with gzip.open(GOLDEN / "lora_kohya_flux.json.gz") as stream:
-        lines = {name: line for name, line in json.load(stream).items() if name.startswith("lora_unet")}
+    lines = {name: line for name, line in golden("lora_kohya_flux").items() if name.startswith("lora_unet")}
     rng = np.random.default_rng(0)
     state = {}
     for line in lines.values():

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flame_train.models.sdxl import names as sdxl
+from tests.golden_keys import golden
 
 torch = pytest.importorskip("torch")
 single_file = pytest.importorskip("diffusers.loaders.single_file_utils")
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
-
 
 @pytest.fixture(scope="module")
 def checkpoint():
     """All names of the published file, each with its own random values; sizes shrunk in proportion."""
-    with gzip.open(GOLDEN / "sdxl_base_single_file.json.gz") as stream:
-        shapes = json.load(stream)
     rng = np.random.default_rng(0)
     return {
         name: torch.from_numpy(rng.standard_normal([n if n < 10 else max(n // 320, 2) for n in shape]))
-        for name, shape in shapes.items()
+        for name, shape in golden("sdxl_base_single_file").items()
         if "position_ids" not in name
     }
 

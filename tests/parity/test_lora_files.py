@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from flame_train.models.sdxl.names import lora_family
 from flame_train.tools.extract import resize
 from flame_train.tools.merge_loras import WeightedLora, merge_loras
 from flame_train.tools.verify import verify
+from tests.golden_keys import golden
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -35,17 +34,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # the libraries' own deprecations
 ]
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 COMPONENT = {"lora_unet": "unet", "lora_te1": "text_encoder", "lora_te2": "text_encoder_2"}
 SDXL = lora_family()
 
 
 def small_state(name, shrink):
-    with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
-        modules = json.load(stream)
     rng = np.random.default_rng(0)
     state = {}
-    for module, base in modules.items():
+    for module, base in golden(name).items():
         component = COMPONENT["_".join(module.split("_")[:2])]
         path = base["base"].removeprefix("model.diffusion_model.").removesuffix(".weight")
         out, into, *kernel = shrink(component, base["shape"])

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
 import ml_dtypes
 import numpy as np
 
 from flame_train.io.safetensors import save_file
+from tests.golden_keys import golden
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 BF16 = ml_dtypes.bfloat16
 TE1 = "conditioner.embedders.0.transformer."
 TE2 = "conditioner.embedders.1.model."
-
-
-def golden(name):
-    with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
-        return json.load(stream)
 
 
 def small(shape):

@@ -15,7 +15,8 @@ from flame_train.io.safetensors import SafetensorsFile
 from flame_train.tools.inspect import inspect_file, render
 from flame_train.tools.lora_files import convert
 from flame_train.tools.merge import merge
-from tests.tools.small_sdxl import base_tensors, golden, small, write
+from tests.golden_keys import golden
+from tests.tools.small_sdxl import base_tensors, small, write
 
 HERE = ("input_blocks.4", "input_blocks.7", "middle_block", "output_blocks.0", "output_blocks.5")
 NOT_HERE = ("input_blocks.1", "input_blocks.2", "output_blocks.6", "output_blocks.7", "output_blocks.8")

@@ -12,7 +12,8 @@ from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.tools.inspect import inspect_file, render
 from flame_train.tools.lora_files import convert
-from tests.tools.small_sdxl import base_tensors, golden, lora_tensors, write
+from tests.golden_keys import golden
+from tests.tools.small_sdxl import base_tensors, lora_tensors, write
 
 
 class TestConvert:

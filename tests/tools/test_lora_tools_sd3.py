@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +15,8 @@ from flame_train.models.sd3.names import mmdit_to_diffusers
 from flame_train.tools.inspect import inspect_file
 from flame_train.tools.lora_files import convert
 from flame_train.tools.merge import merge
+from tests.golden_keys import golden
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 D = 64
 TARGETS = {  # native module: rows, columns
     "joint_blocks.1.x_block.attn.qkv": (3 * D, D),
@@ -103,8 +100,7 @@ def test_the_last_modulations_halves_are_exchanged_on_the_way(tmp_path, lora, na
 def test_whole_files_survive_convert_there_and_back(tmp_path, name):
     """Every module of sd-scripts' own lists, text encoders too, with few rows and columns."""
     rng = np.random.default_rng(0)
-    with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
-        lines = json.load(stream)
+    lines = golden(name)
     tensors = {}
     for module, line in lines.items():
         out, into = (size // 128 for size in line["shape"])
@@ -125,8 +121,8 @@ def test_whole_files_survive_convert_there_and_back(tmp_path, name):
     ("name", "model"), [("sd35_large", "-5-large"), ("sd35_medium", "-5-medium"), ("sd3_medium", "")]
 )
 def test_the_name_of_the_model_is_written_where_it_shows(tmp_path, name, model):
-    with gzip.open(GOLDEN / f"lora_kohya_{name}.json.gz") as stream:
-        lines = {module: line["shape"] for module, line in json.load(stream).items() if module.startswith("lora_unet")}
+    listed = golden(f"lora_kohya_{name}")
+    lines = {module: line["shape"] for module, line in listed.items() if module.startswith("lora_unet")}
     save_file(tmp_path / "a.safetensors", half_zeros(lines))
     convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "kohya")
     with SafetensorsFile(tmp_path / "b.safetensors") as file:

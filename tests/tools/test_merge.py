@@ -15,7 +15,8 @@ from flame_train.families import FAMILY_TITLES
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.tools.lora_files import convert
 from flame_train.tools.merge import merge
-from tests.tools.small_sdxl import BF16, TE1, TE2, base_tensors, golden, lora_tensors, small, write
+from tests.golden_keys import golden
+from tests.tools.small_sdxl import BF16, TE1, TE2, base_tensors, lora_tensors, small, write
 
 
 def stored_place(module, base):

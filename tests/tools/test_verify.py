@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,15 +17,10 @@ from flame_train.io.safetensors import save_file
 from flame_train.models.registry import FAMILIES
 from flame_train.models.sdxl.names import lora_family
 from flame_train.tools.verify import render, verify
+from tests.golden_keys import golden
 
-KEYS = Path(__file__).parents[1] / "golden" / "keys"
 SDXL = lora_family()
 ATTENTION = "input_blocks.4.1.transformer_blocks.0.attn1.to_q"
-
-
-def listed(name):
-    with gzip.open(KEYS / f"{name}.json.gz") as stream:
-        return json.load(stream)
 
 
 @pytest.fixture
@@ -45,7 +38,7 @@ def kohya(name):
     """sd-scripts' file of a list of modules."""
     ends = {".lora_down.weight": (1, 8), ".lora_up.weight": (8, 1), ".alpha": ()}
     found = {}
-    for module, about in listed(name).items():
+    for module, about in golden(name).items():
         out, into, *kernel = about["shape"]
         shapes = {
             ".lora_down.weight": (1, into, *kernel),
@@ -62,7 +55,7 @@ def peft(name):
 
 
 def _peft_shapes(name):
-    return {key: shape for targets in listed(name).values() for key, shape in targets.items()}
+    return {key: shape for targets in golden(name).values() for key, shape in targets.items()}
 
 
 @pytest.mark.parametrize(

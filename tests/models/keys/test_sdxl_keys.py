@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +13,8 @@ from flame_train.models.sdxl import names as sdxl
 from flame_train.models.sdxl.names_unet import UNetLevels, unet_from_diffusers
 from flame_train.networks.vae.names import vae_from_diffusers
 from flame_train.text_encoders.clip.names import clip_from_openclip
+from tests.golden_keys import golden
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "keys"
 PREFIXES = {
     "unet": "model.diffusion_model.",
     "vae": "first_stage_model.",
@@ -33,19 +30,18 @@ PARAMETERS = {
 }
 
 
-def golden(name):
-    with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
-        return {key: tuple(shape) for key, shape in json.load(stream).items()}
+def shapes_of(name):
+    return {key: tuple(shape) for key, shape in golden(name).items()}
 
 
 @pytest.fixture(scope="module")
 def single():
-    return golden("sdxl_base_single_file")
+    return shapes_of("sdxl_base_single_file")
 
 
 @pytest.fixture(scope="module")
 def folder():
-    return {f"{part}/{name}": shape for part in COUNTS for name, shape in golden(f"sdxl_diffusers_{part}").items()}
+    return {f"{part}/{name}": shape for part in COUNTS for name, shape in shapes_of(f"sdxl_diffusers_{part}").items()}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +52,7 @@ def native(single):
         part: {name[strip[part] :]: s for name, s in single.items() if name.startswith(PREFIXES[part])}
         for part in ("unet", "vae")
     }
-    return found | {part: golden(f"sdxl_diffusers_{part}") for part in ("text_encoder", "text_encoder_2")}
+    return found | {part: shapes_of(f"sdxl_diffusers_{part}") for part in ("text_encoder", "text_encoder_2")}
 
 
 @pytest.mark.parametrize("layout", ["single", "folder"])
@@ -85,8 +81,8 @@ def test_what_is_left_out_of_the_single_file_is_known(single):
 @pytest.mark.parametrize(
     ("keymap", "part", "there"),
     [
-        (unet_from_diffusers(), "unet", golden("sdxl_diffusers_unet")),
-        (vae_from_diffusers(), "vae", golden("sdxl_diffusers_vae")),
+        (unet_from_diffusers(), "unet", shapes_of("sdxl_diffusers_unet")),
+        (vae_from_diffusers(), "vae", shapes_of("sdxl_diffusers_vae")),
     ],
 )
 def test_inverse_writes_the_other_layout(keymap, part, there, native):
@@ -151,7 +147,7 @@ def test_openclip_rows_and_transpose_by_value():
 
 class TestAliases:
     def test_old_vae_attention_names(self):
-        shapes = golden("sdxl_diffusers_vae")
+        shapes = shapes_of("sdxl_diffusers_vae")
         rename = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
 
         def old(name):
