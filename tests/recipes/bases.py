@@ -117,7 +117,13 @@ def check_continuation(train: Train, run: Path, names: LoraFamily, layers: int, 
 
 
 def check_separate_files(
-    train: Train, base: Path, folder: Path, text: str, scaled: tuple[str, ...], key: str = "qwen3"
+    train: Train,
+    base: Path,
+    folder: Path,
+    text: str,
+    scaled: tuple[str, ...],
+    key: str = "qwen3",
+    vae: Path | None = None,
 ) -> None:
     """Separate files give the same losses as the checkpoint; the transformer's has factors for its fp8 weights.
 
@@ -128,6 +134,7 @@ def check_separate_files(
         text: the prefix of the text encoder's tensors in the checkpoint.
         scaled: parts of the names of the weights in fp8.
         key: the text encoder's.
+        vae: a file of the VAE alone; without one it is read from the checkpoint.
     """
     arrays = arrays_of(base)
     transformer = below("model.diffusion_model.", arrays)
@@ -142,7 +149,7 @@ def check_separate_files(
     save_file(folder / "text.safetensors", below(text, arrays) | unused)
     save_file(folder / "whole.safetensors", arrays | {f"model.diffusion_model.{n}": a for n, a in rounded.items()})
     write_vocabulary(folder, qwen=key == "qwen3", mistral=key == "mistral")
-    named = [f"model.vae={base}", f"text_encoders.{key}={folder / 'text.safetensors'}"]
+    named = [f"model.vae={vae or base}", f"text_encoders.{key}={folder / 'text.safetensors'}"]
     cache = f"data.cache={folder / 'encoded'}"  # the separate files are to be used for the captions, too
     losses = [
         short(train, folder / f"run-{file}", f"model.checkpoint={folder / file}", cache, *more)

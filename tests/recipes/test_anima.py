@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from PIL import Image
@@ -18,10 +15,20 @@ from flame_train.models.anima.names import lora_family
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import family_of
 from flame_train.networks.vae.names import qwen_vae_from_wan
-from tests.recipes.bases import arrays_of, below, check_continuation, first_loss, small_base
+from tests.recipes.bases import (
+    FP8,
+    Array,
+    Train,
+    arrays_of,
+    below,
+    check_continuation,
+    options,
+    short,
+    small_base,
+    trainer,
+    with_a_longer_caption,
+)
 
-FP8 = ml_dtypes.float8_e4m3fn
-Array = np.ndarray[Any, Any]
 Capture = pytest.CaptureFixture[str]
 
 
@@ -36,21 +43,9 @@ def arrays(base: Path) -> dict[str, Array]:
 
 
 @pytest.fixture
-def train(base: Path, drawn: Path, tmp_path: Path) -> Callable[..., int]:
-    texts = sorted(drawn.glob("*.txt"))
-    texts[0].write_text(texts[0].read_text() + ", with so many words behind it that it takes more rows than the others")
-    texts[1].write_text("")
-    config = tmp_path / "config.toml"
-    config.write_text(
-        f'[model]\ncheckpoint = "{base}"\n[data]\npath = "{drawn}"\nresolution = 64\nbucket_step = 32\n'
-        "batch_size = 2\n[text_encoders]\nqwen3_tokens = 128\n"
-        '[lora]\nrank = 2\nalpha = 2.0\ntargets = ["full"]\n[train]\nsteps = 4\nprecision = "fp32"\n'
-        '[checkpoint]\nevery = 2\n[sample]\nevery = 4\nprompts = ["a red circle"]\nsteps = 2\n[output]\n'
-        f'format = "both"\ndir = "{tmp_path / "run"}"\n'
-    )
-    return lambda *settings: cli.run(
-        ["train", str(config), "--device", "cpu", *(word for s in settings for word in ("--set", s))]
-    )
+def train(base: Path, drawn: Path, tmp_path: Path) -> Train:
+    sorted(with_a_longer_caption(drawn).glob("*.txt"))[1].write_text("")
+    return trainer(base, drawn, tmp_path, "qwen3_tokens = 128")
 
 
 def as_wan(vae: dict[str, Array]) -> dict[str, Array]:
@@ -69,14 +64,14 @@ def as_wan(vae: dict[str, Array]) -> dict[str, Array]:
     return made
 
 
-def test_a_run_and_its_continuation_give_the_same_bytes(train: Callable[..., int], base: Path, tmp_path: Path) -> None:
+def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, base: Path, tmp_path: Path) -> None:
     """And both formats of its file are the same LoRA."""
     assert family_of(base).name == "anima"
     check_continuation(train, tmp_path / "run", lora_family(), 32)
 
 
 def test_separate_files_and_scaled_fp8_are_the_checkpoint(
-    train: Callable[..., int], arrays: dict[str, Array], tmp_path: Path
+    train: Train, arrays: dict[str, Array], tmp_path: Path
 ) -> None:
     """ComfyUI's three files, of which the transformer has factors for its fp8 weights, give the same first loss."""
     transformer = below("model.diffusion_model.", arrays)
@@ -90,22 +85,16 @@ def test_separate_files_and_scaled_fp8_are_the_checkpoint(
     save_file(tmp_path / "vae.safetensors", as_wan(below("first_stage_model.", arrays)))
     save_file(tmp_path / "whole.safetensors", arrays | {f"model.diffusion_model.{n}": a for n, a in rounded.items()})
     write_vocabulary(tmp_path, qwen=True)
-    named = [
-        f"model.vae={tmp_path / 'vae.safetensors'}",
-        f"text_encoders.qwen3={tmp_path / 'qwen_3_06b_base.safetensors'}",
+    cache, text = tmp_path / "encoded", tmp_path / "qwen_3_06b_base.safetensors"
+    named = [f"model.vae={tmp_path / 'vae.safetensors'}", f"text_encoders.qwen3={text}"]
+    losses = [
+        short(train, tmp_path / f"run-{file}", f"model.checkpoint={tmp_path / file}", f"data.cache={cache}", *more)
+        for file, more in (("anima.safetensors", named), ("whole.safetensors", []))
     ]
-    losses = []
-    for file, more in (("anima.safetensors", named), ("whole.safetensors", [])):
-        run = tmp_path / f"run-{file}"
-        given = [f"model.checkpoint={tmp_path / file}", f"output.dir={run}", "train.steps=1", "sample.every=0", *more]
-        assert train(*given) == 0
-        losses.append(first_loss(run))
     assert losses[0] == losses[1]
 
 
-def test_what_a_file_lacks_is_told(
-    arrays: dict[str, Array], tmp_path: Path, train: Callable[..., int], capsys: Capture
-) -> None:
+def test_what_a_file_lacks_is_told(arrays: dict[str, Array], tmp_path: Path, train: Train, capsys: Capture) -> None:
     """The other parts of the model, the adapter of the text, and a tensor that nothing knows."""
     transformer = below("model.diffusion_model.", arrays)
     bare = {name: array for name, array in transformer.items() if not name.startswith("llm_adapter.")}
@@ -117,30 +106,22 @@ def test_what_a_file_lacks_is_told(
         (whole, ["norm.weight"]),
     ):
         save_file(tmp_path / "file.safetensors", made)
-        assert train(f"model.checkpoint={tmp_path / 'file.safetensors'}") != 0
+        assert train(*options(f"model.checkpoint={tmp_path / 'file.safetensors'}")) != 0
         told = capsys.readouterr().err
         assert all(word in told for word in words), told
 
 
-def test_a_base_in_8_bits_trains_with_captions_encoded_in_the_step(train: Callable[..., int], tmp_path: Path) -> None:
+def test_a_base_in_8_bits_trains_with_captions_encoded_in_the_step(train: Train, tmp_path: Path) -> None:
     """The text made in the step is what the cache would hold."""
-    losses = []
-    for cache in ("auto", "off"):
-        run = tmp_path / cache
-        asked = [f"output.dir={run}", "train.steps=1", "sample.every=0", "model.quantize=fp8"]
-        assert train(*asked, f"text_encoders.cache={cache}") == 0
-        losses.append(first_loss(run))
+    fp8 = "model.quantize=fp8"
+    losses = [short(train, tmp_path / c, fp8, f"text_encoders.cache={c}")[0] for c in ("auto", "off")]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
-def test_images_encoded_by_tiles_are_kept_apart_from_whole_ones(train: Callable[..., int], tmp_path: Path) -> None:
+def test_images_encoded_by_tiles_are_kept_apart_from_whole_ones(train: Train, tmp_path: Path) -> None:
     """Tiles that images fit into change nothing; smaller ones are encoded anew, to almost the same loss."""
-    losses = []
-    for tile in (0, 1024, 64):
-        run = tmp_path / str(tile)
-        asked = [f"output.dir={run}", "train.steps=1", "sample.every=0", "data.resolution=128"]
-        assert train(*asked, f"model.vae_tile={tile}") == 0
-        losses.append(first_loss(run))
+    larger = "data.resolution=128"
+    losses = [short(train, tmp_path / str(t), larger, f"model.vae_tile={t}")[0] for t in (0, 1024, 64)]
     assert losses[0] == losses[1] != losses[2]
     np.testing.assert_allclose(losses[0], losses[2], rtol=0.05)
 

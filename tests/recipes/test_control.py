@@ -26,10 +26,14 @@ from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.text_encoders.qwen3.vision_encoder import Qwen3VLEncoder
 from flame_train.training.session import StopRequest
-from tests.recipes.bases import FP8, arrays_of, below, small_base
+from tests.recipes.bases import (
+    FP8,
+    arrays_of,
+    below,
+    small_base,
+)
 
 Capture = pytest.CaptureFixture[str]
-Train = Callable[..., int]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,12 @@ from PIL import Image
 from flame_train import cli
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.registry import FAMILIES
-from tests.recipes.bases import forget, lose_end
+from tests.recipes.bases import (
+    Train,
+    forget,
+    lose_end,
+)
 
-Train = Callable[..., int]
 SAMPLED = (
     *("sample.prompts=['a red circle', 'a red circle --am 0']", "sample.every=3", "sample.steps=2"),
     *("sample.guidance_scale=1.0", "optimizer.lr=0.1", "validation.every=3", "validation.fraction=0.2"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +13,7 @@ from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.krea2.names import lora_family
 from tests.recipes.bases import (
+    Array,
     Train,
     arrays_of,
     below,
@@ -25,8 +25,6 @@ from tests.recipes.bases import (
     with_a_longer_caption,
 )
 
-FP8 = ml_dtypes.float8_e4m3fn
-Array = np.ndarray[Any, Any]
 Capture = pytest.CaptureFixture[str]
 TEXT = "text_encoders.qwen3vl_4b.transformer."
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,6 +14,8 @@ from flame_train.models.common.small import write_vocabulary
 from flame_train.models.qwenimage.names import lora_family
 from flame_train.text_encoders.qwen3.encoder import COMPREHENDING
 from tests.recipes.bases import (
+    Array,
+    Train,
     arrays_of,
     below,
     check_continuation,
@@ -27,10 +26,7 @@ from tests.recipes.bases import (
     with_a_longer_caption,
 )
 
-FP8 = ml_dtypes.float8_e4m3fn
-Array = np.ndarray[Any, Any]
 Capture = pytest.CaptureFixture[str]
-Train = Callable[..., int]
 TEXT = "text_encoders.qwen3vl_8b.transformer."
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,17 @@ import pytest
 
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.sd15.names import lora_family
-from tests.recipes.bases import arrays_of, below, check_continuation, options, short, small_base, trainer
+from tests.recipes.bases import (
+    Train,
+    arrays_of,
+    below,
+    check_continuation,
+    options,
+    short,
+    small_base,
+    trainer,
+)
 
-Train = Callable[..., int]
 UNET, CLIP = "model.diffusion_model.", "cond_stage_model.transformer."
 
 

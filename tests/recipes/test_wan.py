@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from flame_train.io.safetensors import save_file
@@ -22,7 +20,6 @@ from tests.recipes.bases import (
     with_a_longer_caption,
 )
 
-Array = np.ndarray[Any, Any]
 Capture = pytest.CaptureFixture[str]
 
 

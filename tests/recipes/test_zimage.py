@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -24,10 +20,20 @@ from flame_train.run.check.check_run import check
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.session import StopRequest
-from tests.recipes.bases import arrays_of, below, check_continuation, first_loss, small_base, trainer
+from tests.recipes.bases import (
+    Array,
+    Train,
+    arrays_of,
+    below,
+    check_continuation,
+    check_separate_files,
+    first_loss,
+    short,
+    small_base,
+    trainer,
+    with_a_longer_caption,
+)
 
-FP8 = ml_dtypes.float8_e4m3fn
-Array = np.ndarray[Any, Any]
 Capture = pytest.CaptureFixture[str]
 
 
@@ -42,20 +48,16 @@ def arrays(base: Path) -> dict[str, Array]:
 
 
 @pytest.fixture
-def train(base: Path, drawn: Path, tmp_path: Path) -> Callable[..., int]:
-    texts = sorted(drawn.glob("*.txt"))
-    texts[0].write_text(texts[0].read_text() + ", with so many words behind it that it takes more rows than the others")
-    return trainer(base, drawn, tmp_path)
+def train(base: Path, drawn: Path, tmp_path: Path) -> Train:
+    return trainer(base, with_a_longer_caption(drawn), tmp_path)
 
 
-def test_a_run_and_its_continuation_give_the_same_bytes(train: Callable[..., int], tmp_path: Path) -> None:
+def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: Path) -> None:
     """And both formats of its file are the same LoRA."""
     check_continuation(train, tmp_path / "run", lora_family(), 23)
 
 
-def test_memory_is_predicted_for_the_longest_text_of_the_run(
-    train: Callable[..., int], drawn: Path, tmp_path: Path
-) -> None:
+def test_memory_is_predicted_for_the_longest_text_of_the_run(train: Train, drawn: Path, tmp_path: Path) -> None:
     """Of captions and prompts; one that is cut takes as many tokens as a text can have."""
     config, words = tmp_path / "config.toml", " and one word more" * 12
 
@@ -75,35 +77,15 @@ def test_memory_is_predicted_for_the_longest_text_of_the_run(
 
 
 def test_separate_files_and_scaled_fp8_are_the_checkpoint(
-    train: Callable[..., int], arrays: dict[str, Array], tmp_path: Path
+    train: Train, arrays: dict[str, Array], base: Path, tmp_path: Path
 ) -> None:
-    """ComfyUI's three files, of which the transformer has factors for its fp8 weights, give the same first loss."""
-    transformer = below("model.diffusion_model.", arrays)
-    text = below("text_encoders.qwen3_4b.transformer.", arrays)
-    vae = below("first_stage_model.", arrays)
-    linear = [name for name in transformer if ".feed_forward." in name or ".attention.out." in name]
-    stored = {name: (8 * transformer[name].astype(np.float32)).astype(FP8) for name in linear}
-    factors = {name.replace(".weight", ".scale_weight"): np.array(0.125, np.float32) for name in linear}
-    rounded = {name: (array.astype(np.float32) * 0.125).astype(np.float16) for name, array in stored.items()}
-    save_file(tmp_path / "z.safetensors", transformer | stored | factors | {"scaled_fp8": np.zeros(0, FP8)})
-    save_file(tmp_path / "qwen_3_4b.safetensors", text)
-    save_file(tmp_path / "ae.safetensors", vae)
-    save_file(tmp_path / "whole.safetensors", arrays | {f"model.diffusion_model.{n}": a for n, a in rounded.items()})
-    write_vocabulary(tmp_path, qwen=True)
-    parts = {"vae": "ae.safetensors", "qwen3": "qwen_3_4b.safetensors"}
-    named = [f"model.vae={tmp_path / parts['vae']}", f"text_encoders.qwen3={tmp_path / parts['qwen3']}"]
-    losses = []
-    for file, more in (("z.safetensors", named), ("whole.safetensors", [])):
-        run = tmp_path / f"run-{file}"
-        given = [f"model.checkpoint={tmp_path / file}", f"output.dir={run}", "train.steps=1", "sample.every=0", *more]
-        given += [f"data.cache={tmp_path / 'encoded'}"]
-        assert train(*(word for setting in given for word in ("--set", setting))) == 0
-        losses.append(first_loss(run))
-    assert losses[0] == losses[1]
+    save_file(tmp_path / "ae.safetensors", below("first_stage_model.", arrays))
+    text, scaled = "text_encoders.qwen3_4b.transformer.", (".feed_forward.", ".attention.out.")
+    check_separate_files(train, base, tmp_path, text, scaled, vae=tmp_path / "ae.safetensors")
 
 
 def test_what_the_transformer_alone_lacks_is_told(
-    arrays: dict[str, Array], tmp_path: Path, train: Callable[..., int], capsys: Capture
+    arrays: dict[str, Array], tmp_path: Path, train: Train, capsys: Capture
 ) -> None:
     save_file(tmp_path / "z.safetensors", below("model.diffusion_model.", arrays))
     assert train("--set", f"model.checkpoint={tmp_path / 'z.safetensors'}") != 0
@@ -112,33 +94,27 @@ def test_what_the_transformer_alone_lacks_is_told(
     assert "text_encoders.qwen3" in told
 
 
-def test_guidance_in_training_is_refused(train: Callable[..., int], capsys: Capture) -> None:
+def test_guidance_in_training_is_refused(train: Train, capsys: Capture) -> None:
     assert train("--set", "loss.guidance_scale=3.5") != 0
     assert "loss.guidance_scale: it has no effect on Z-Image" in capsys.readouterr().err
 
 
-def test_a_base_in_8_bits_trains(train: Callable[..., int], tmp_path: Path) -> None:
-    asked = [f"output.dir={tmp_path / 'q'}", "train.steps=2", "sample.every=0", "model.quantize=fp8"]
-    assert train(*(w for setting in [*asked, "text_encoders.precision=fp8"] for w in ("--set", setting))) == 0
+def test_a_base_in_8_bits_trains(train: Train, tmp_path: Path) -> None:
+    assert short(train, tmp_path / "q", "model.quantize=fp8", "text_encoders.precision=fp8")
 
 
-def test_captions_encoded_in_the_step_give_the_same_loss(train: Callable[..., int], tmp_path: Path) -> None:
-    losses = []
-    for cache in ("auto", "off"):
-        given = [f"text_encoders.cache={cache}", f"output.dir={tmp_path / cache}", "train.steps=2", "sample.every=0"]
-        assert train(*(word for setting in given for word in ("--set", setting))) == 0
-        log = (tmp_path / cache / "log.jsonl").read_text().splitlines()
-        losses.append([json.loads(line)["loss"] for line in log])
+def test_captions_encoded_in_the_step_give_the_same_loss(train: Train, tmp_path: Path) -> None:
+    losses = [short(train, tmp_path / cache, f"text_encoders.cache={cache}") for cache in ("auto", "off")]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
-def test_a_lora_on_the_text_encoder_is_refused(train: Callable[..., int], capsys: Capture) -> None:
+def test_a_lora_on_the_text_encoder_is_refused(train: Train, capsys: Capture) -> None:
     assert train("--set", 'text_encoders.train=["qwen3"]') != 0
     assert 'no LoRA file of Z-Image speaks of "qwen3"' in capsys.readouterr().err
 
 
 def test_turbo_is_a_base_with_a_training_adapter_alone(
-    train: Callable[..., int], base: Path, arrays: dict[str, Array], tmp_path: Path, capsys: Capture
+    train: Train, base: Path, arrays: dict[str, Array], tmp_path: Path, capsys: Capture
 ) -> None:
     """The adapter is added as it is loaded: the same loss as on a base with it merged in, and another than without."""
     turbo, exact = tmp_path / "z_image_turbo_bf16.safetensors", tmp_path / "z_image_turbo_fp32.safetensors"
@@ -166,7 +142,7 @@ def test_turbo_is_a_base_with_a_training_adapter_alone(
 
 @pytest.mark.parametrize("name", ["z_image_de_turbo_v1_bf16", "Z-Image-De-Turbo", "z_image_deturbo"])
 def test_a_turbo_whose_distillation_was_undone_is_a_base(
-    train: Callable[..., int], base: Path, tmp_path: Path, capsys: Capture, name: str
+    train: Train, base: Path, tmp_path: Path, capsys: Capture, name: str
 ) -> None:
     """It is trained, and drawn with a base's steps and guidance."""
     shutil.copy(base, tmp_path / f"{name}.safetensors")
