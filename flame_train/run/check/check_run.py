@@ -313,7 +313,8 @@ def _check_frames(data: DataSection, model: Model) -> None:
     merged = image_sets(data)
     usual = [] if any(image_set.frames for image_set in merged) else [("data.{}", data)]
     tables = [(f"data.sets: {{}} of table {number}", each) for number, each in enumerate(data.sets, 1)]
-    idle = {"fps": (SetKeys.model_fields["fps"].default, model.fps)}  # the latter stands in a run's own config.toml
+    # the latter rate stands in a run's own config.toml
+    idle: dict[str, tuple[Any, ...]] = {"fps": (SetKeys.model_fields["fps"].default, model.fps)}
     idle["frame_extraction"] = (SetKeys.model_fields["frame_extraction"].default,)
     for what, section in (*usual, *(own for own, each in zip(tables, merged, strict=False) if not each.frames)):
         for name, values in idle.items():
