@@ -102,7 +102,6 @@ class RankInfo:
         rank: its number, from 0.
         world: how many processes there are.
         local_rank: its number among those on this machine.
-        local_world: how many are on this machine; 0: the launcher does not say.
         launcher: "mpi", "slurm", "torchrun", or "" for a process by itself.
         address: host and port at which NCCL meets, HOST:PORT; "" where MPI passes its identifier on.
     """
@@ -110,7 +109,6 @@ class RankInfo:
     rank: int = 0
     world: int = 1
     local_rank: int = 0
-    local_world: int = 1
     launcher: str = ""
     address: str = ""
 
@@ -120,14 +118,11 @@ class _Names:
     rank: str
     world: str
     local_rank: str
-    local_world: str = ""
 
 
-_TORCHRUN: Final = _Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_OPEN_MPI: Final = _Names(
-    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
-)
-_MPICH: Final = _Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_TORCHRUN: Final = _Names("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_OPEN_MPI: Final = _Names("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
+_MPICH: Final = _Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
 _SLURM: Final = _Names("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 """A batch script that `srun` did not start has SLURM_PROCID too, but no tasks of a step."""
 
@@ -156,14 +151,13 @@ def read_rank_info(environ: Mapping[str, str]) -> RankInfo:
 def _place(environ: Mapping[str, str], names: _Names, launcher: str, address: object = None) -> RankInfo:
     rank, world = _number(environ, names.rank), _number(environ, names.world)
     local = _number(environ, names.local_rank) if names.local_rank in environ else rank
-    local_world = _number(environ, names.local_world) if names.local_world in environ else 0
     if not rank < world:
         raise ConfigError(
             f"{names.rank}={rank} is not below {names.world}={world}; start all processes by one launcher"
         )
     if world == 1:
         return RankInfo()
-    return RankInfo(rank, world, local, local_world, launcher, address(environ) if callable(address) else "")
+    return RankInfo(rank, world, local, launcher, address(environ) if callable(address) else "")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

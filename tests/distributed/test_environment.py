@@ -11,14 +11,12 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "8",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
-MPICH = {"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"}
 TORCHRUN = {
     "RANK": "3",
     "WORLD_SIZE": "8",
     "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
     "MASTER_ADDR": "10.0.0.1",
     "MASTER_PORT": "29500",
 }
@@ -40,11 +38,11 @@ def test_a_process_by_itself():
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, MPICH], ids=["open mpi", "mpich"])
 def test_mpirun_s_variables(variables):
-    assert read_rank_info(variables) == RankInfo(3, 8, 1, 2, "mpi", "")
+    assert read_rank_info(variables) == RankInfo(3, 8, 1, "mpi", "")
 
 
 def test_torchrun_s_variables_and_a_port_beside_its_agent_s():
-    assert read_rank_info(TORCHRUN) == RankInfo(3, 8, 1, 2, "torchrun", "10.0.0.1:29501")
+    assert read_rank_info(TORCHRUN) == RankInfo(3, 8, 1, "torchrun", "10.0.0.1:29501")
 
 
 def test_srun_s_variables_give_each_job_its_port_on_the_first_host():
@@ -93,6 +91,6 @@ def test_each_process_takes_the_gpu_of_its_number_or_the_one_it_is_shown():
     second = read_rank_info(OPEN_MPI)
     assert own_gpu(second, visible=2, shared=False) == "cuda:1"
     assert own_gpu(second, visible=1, shared=False) == "cuda"  # Slurm shows each task its own
-    assert own_gpu(RankInfo(5, 8, 5, 8, "mpi"), visible=4, shared=True) == "cuda:1"
+    assert own_gpu(RankInfo(5, 8, 5, "mpi"), visible=4, shared=True) == "cuda:1"
     with pytest.raises(ConfigError, match="at most 4 processes there"):
-        own_gpu(RankInfo(5, 8, 5, 8, "mpi"), visible=4, shared=False)
+        own_gpu(RankInfo(5, 8, 5, "mpi"), visible=4, shared=False)
