@@ -318,10 +318,6 @@ class Vae(nn.Module):
             past.first = False
         return F.cat(chunks, dim=1)
 
-    def sample_latents(self, moments: tuple[Tensor, Tensor], noise_BHWZ: Tensor) -> Tensor:
-        """Latents as the diffusion model sees them; see `sample_latents`."""
-        return sample_latents(self.arch, moments, noise_BHWZ)
-
     def decode(self, latents: Tensor) -> Tensor:
         """RGB pixels, about [-1, 1] and not clamped, of latents (B, H, W, Z) as the diffusion model sees them.
 

@@ -117,9 +117,6 @@ class ShapeArray:
     def ravel(self) -> ShapeArray:
         return self.reshape(-1)
 
-    def flatten(self) -> ShapeArray:
-        return self.copy().reshape(-1)
-
     def squeeze(self, axis: Any = None) -> ShapeArray:
         gone = [i for i, n in enumerate(self.shape) if n == 1] if axis is None else ranked(axis, self.ndim)
         left = [i for i in range(self.ndim) if i not in gone]
