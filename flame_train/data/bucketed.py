@@ -26,15 +26,6 @@ class BucketedDataset:
     def __iter__(self) -> Iterator[tuple[Item, Placement]]:
         return zip(self.dataset.items, self.placements, strict=True)
 
-    @property
-    def buckets(self) -> tuple[Size, ...]:
-        """Each item's bucket, (height, width), from which the order of samples follows."""
-        return tuple(placement.bucket for placement in self.placements)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Returns one object an image; sizes as "WIDTHxHEIGHT", scale and kept rounded to four places."""
-        return [{"file": shown(item.key), **p.to_json()} for item, p in self]
-
 
 def bucket_rows(placements: Sequence[Placement]) -> list[dict[str, Any]]:
     """Returns a row a bucket: its size, how many images, how they were scaled, the largest share cropped away."""

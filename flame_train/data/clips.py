@@ -128,7 +128,7 @@ def probe_clip(data: bytes, name: str) -> ImageInfo | None:
     first.pixels()  # whose colours may be such as nothing converts
     last = next(iter(deque(frames, maxlen=1)), first)
     digest = hashlib.sha256(data).hexdigest()
-    return ImageInfo(*last.size, image_formats.sniff(data), "RGB", digest, seconds=float(last.time))
+    return ImageInfo(*last.size, digest, seconds=float(last.time))
 
 
 def load_still(path: Path, *, name: str | None = None, middle: bool = False) -> Pixels:

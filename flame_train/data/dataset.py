@@ -6,7 +6,6 @@ image but its size and the hash of its bytes.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from flame_train.data.clips import probe_clip
 from flame_train.data.companion_files import Control, ControlFolder, Mask, find_mask, mask_names, masks_in
 from flame_train.data.file_names import about_clips, clips_named_as_masks, no_image, of_one_name
 from flame_train.data.image_formats import IMAGE_ENDINGS, PICTURE_ENDINGS
-from flame_train.data.images import Animated, Facts, ImageInfo, alpha_and_orientation, load_alpha, probe, quiet_decoders
+from flame_train.data.images import Facts, ImageInfo, alpha_and_orientation, load_alpha, probe, quiet_decoders
 from flame_train.data.problems import grouped
 from flame_train.data.walk import Listing, list_files, matcher
 from flame_train.errors import DataError, counted, shown
@@ -106,10 +105,7 @@ class Dataset:
         mask_folder: Path | None = None,
         control: Sequence[Path] = (),
         on_bad: OnBad = "error",
-        animated: Animated = "refuse",
         clips: bool = False,
-        min_side: int = MIN_SIDE,
-        max_ratio: float = MAX_RATIO,
         progress: Progress | None = None,
         seen: Mapping[str, Facts] | None = None,
         digests: Digests | None = None,
@@ -128,10 +124,7 @@ class Dataset:
             mask_folder: the folder of mask files; None: they lie beside the images.
             control: folders of control images, of which each image has one in each.
             on_bad: "skip" leaves out an image with a problem and adds a notice; "error" refuses the dataset.
-            animated: whether the first frame of an animation is an image.
             clips: whether videos and animations are clips.
-            min_side: shortest side of an image, in pixels.
-            max_ratio: largest ratio of the longer side to the shorter.
             progress: gets the number of images read and their total.
             seen: what is known, by SHA-256, of images and clips that were decoded before and need no decoding.
             digests: hashes of images that need not be read again.
@@ -146,8 +139,8 @@ class Dataset:
         listing = list_files(path)
         rule = CaptionRule(tuple(caption_endings), caption_lines, folder_captions, default_caption, tuple(group))
         beside = [ControlFolder(each) for each in control]
-        scan = _Scan(path, listing, rule, masks, mask_folder, beside, min_side, max_ratio, clips)
-        items = scan.read(animated, progress, seen, digests)
+        scan = _Scan(path, listing, rule, masks, mask_folder, beside, clips)
+        items = scan.read(progress, seen, digests)
         scan.look_at_folders(by_folder)
         fatal = [*listing.problems, *scan.problems, *([] if on_bad == "skip" else scan.bad)]
         if fatal:
@@ -163,15 +156,6 @@ class Dataset:
         named = [_named_repeats(item.key) if self.by_folder else None for item in self.items]
         return tuple(self.repeats * (1 if n is None else n) for n in named)
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of names, contents, captions and repeats: a run continues only with the same one."""
-        digest = hashlib.sha256(f"dataset {self.repeats}{' by folder' * self.by_folder}\n".encode())
-        for item in self.items:
-            for part in (os.fsencode(item.key), item.sha256.encode(), *(c.encode() for c in item.captions)):
-                digest.update(len(part).to_bytes(8, "little") + part)
-        return digest.hexdigest()
-
 
 class _Scan:
     """One pass over a listing. `problems` spoil the dataset, `bad` only the image they name."""
@@ -184,15 +168,12 @@ class _Scan:
         masks: Masks,
         mask_folder: Path | None,
         controls: Sequence[ControlFolder],
-        min_side: int,
-        max_ratio: float,
         clips: bool,
     ) -> None:
         """Starts without items or problems."""
         self.root, self.files, self._masks = root, listing.files, masks
         self._endings = PICTURE_ENDINGS if clips else IMAGE_ENDINGS
         self._clip = probe_clip if clips else None
-        self.min_side, self.max_ratio = min_side, max_ratio
         self.problems: list[str] = []
         self.bad: list[str] = []
         self.notices: list[str] = []
@@ -214,17 +195,11 @@ class _Scan:
             self._mask_paths = {same(stem): mask_folder / key for stem, key in masks_in(mask_folder).items()}
         self._beside, self._unmasked, self._white = taken, 0, list[Path]()
 
-    def read(
-        self,
-        animated: Animated,
-        progress: Progress | None,
-        seen: Mapping[str, Facts] | None,
-        digests: Digests | None,
-    ) -> list[Item]:
+    def read(self, progress: Progress | None, seen: Mapping[str, Facts] | None, digests: Digests | None) -> list[Item]:
         self.problems.extend(self._captions.problems)
         items = []
-        probed = self._probe_all(self.root, self._images, animated, progress, seen, digests)
-        beside = self._probe_controls(animated, seen, digests)
+        probed = self._probe_all(self.root, self._images, progress, seen, digests)
+        beside = self._probe_controls(seen, digests)
         for key, info in probed:
             try:
                 controls = self._controls_of(key, beside)
@@ -257,11 +232,11 @@ class _Scan:
         return mask
 
     def _probe_controls(
-        self, animated: Animated, seen: Mapping[str, Facts] | None, digests: Digests | None
+        self, seen: Mapping[str, Facts] | None, digests: Digests | None
     ) -> list[dict[str, ImageInfo | None]]:
         """Returns the facts about the control images in each folder, by path; None for one that is bad."""
         return [
-            dict(self._probe_all(folder.root, folder.keys_for(self._images), animated, None, seen, digests))
+            dict(self._probe_all(folder.root, folder.keys_for(self._images), None, seen, digests))
             for folder in self._controls
         ]
 
@@ -280,7 +255,6 @@ class _Scan:
         self,
         root: Path,
         images: Sequence[str],
-        animated: Animated,
         progress: Progress | None,
         seen: Mapping[str, Facts] | None,
         digests: Digests | None,
@@ -291,7 +265,7 @@ class _Scan:
             try:
                 name = shown(key) if root == self.root else f"control image {shown(root / key)}"
                 clip = self._clip if root == self.root else None
-                return probe(root / key, animated=animated, name=name, seen=seen, digests=digests, clip=clip)
+                return probe(root / key, name=name, seen=seen, digests=digests, clip=clip)
             except DataError as error:
                 return str(error)
 
@@ -318,10 +292,10 @@ class _Scan:
     def _fits(self, key: str, info: ImageInfo) -> bool:
         short, long = sorted(info.size)
         size = f"{shown(key)}: {info.width}x{info.height} pixels"
-        if short < self.min_side:
-            self.bad.append(f"{size}: its shorter side must be at least {self.min_side}: remove it")
-        elif long > short * self.max_ratio:
-            self.bad.append(f"{size}: longer than {self.max_ratio:g} times its other side: crop or remove it")
+        if short < MIN_SIDE:
+            self.bad.append(f"{size}: its shorter side must be at least {MIN_SIDE}: remove it")
+        elif long > short * MAX_RATIO:
+            self.bad.append(f"{size}: longer than {MAX_RATIO:g} times its other side: crop or remove it")
         else:
             return True
         return False

@@ -32,7 +32,6 @@ MAX_PIXELS = 89_478_485  # Pillow's own bound, at which it only warns: 256 MiB o
 MAX_FILE_BYTES = 1 << 30
 _DRAFT = 8  # the smallest share of a JPEG's size that its decoder gives at once
 
-Animated = Literal["refuse", "first"]
 Content = Literal["colours", "alpha", "values"]
 """What a file is read for: a picture, its alpha channel, or a mask, whose values are data."""
 
@@ -48,8 +47,6 @@ class ImageInfo:
 
     height: int
     width: int
-    format: str  # of the content, not of the name
-    mode: str  # Pillow's name of the stored pixels: "RGB", "P", "CMYK", "I;16", ...
     sha256: str  # of the file's bytes
     notices: tuple[str, ...] = ()
     seconds: float | None = None  # of a clip, from its first frame to its last; None: an image
@@ -63,20 +60,18 @@ class ImageInfo:
 def probe(
     path: Path,
     *,
-    animated: Animated = "refuse",
     name: str | None = None,
     seen: Mapping[str, Facts] | None = None,
     digests: Digests | None = None,
     clip: Callable[[bytes, str], ImageInfo | None] | None = None,
 ) -> ImageInfo:
-    """Returns size, mode and hash of an image, which is read to its end as `load_image` does.
+    """Returns size and hash of an image, which is read to its end as `load_image` does.
 
     A JPEG is decoded at an eighth of its size: all its bytes are read, and most of the arithmetic is left out.
     `seen` are the sizes, by hash, of those that need not be decoded again; of such nothing else is known. Those whose
     hash `digests` knows are not even read.
 
     Args:
-        animated: what is done with an animation.
         name: what a message calls the file; None: its path.
         seen: what is known of images and clips that were decoded before, by hash.
         digests: the hashes of files that need not be read.
@@ -94,46 +89,37 @@ def probe(
     known = seen.get(digest) if seen is not None else None
     if known is not None and (clip is not None or len(known) == 2):
         height, width, *seconds = known
-        return ImageInfo(int(height), int(width), "", "", digest, seconds=seconds[0] if seconds else None)
+        return ImageInfo(int(height), int(width), digest, seconds=seconds[0] if seconds else None)
     data = data or read_bytes(path, limit=MAX_FILE_BYTES, name=label)
     info = clip(data, label) if clip is not None else None
-    return info or _loaded(data, label, animated, small=True)[1]
+    return info or _loaded(data, label, small=True)[1]
 
 
-def load_image(
-    path: Path,
-    *,
-    background: tuple[int, int, int] = WHITE,
-    animated: Animated = "refuse",
-    name: str | None = None,
-) -> tuple[np.ndarray[Any, Any], ImageInfo]:
+def load_image(path: Path) -> tuple[np.ndarray[Any, Any], ImageInfo]:
     """Read, check and decode one image: (uint8 pixels (H, W, 3), the facts about it).
 
     It applies the EXIF orientation, converts an embedded colour profile to sRGB, and scales 16-bit values by 1/257.
-    Transparent pixels show `background` (0..255 sRGB). A file with several frames is refused, or gives its first
-    frame and a notice with `animated="first"`. Raises DataError, whose message begins with `name` (default: the
-    path).
+    Transparent pixels become white. A file with several frames is refused. Raises DataError.
     """
-    label = name if name is not None else shown(path)
-    data = read_bytes(path, limit=MAX_FILE_BYTES, name=label)
-    return _loaded(data, label, animated, background=background)
+    label = shown(path)
+    return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label)
 
 
 def decode_image(data: bytes, name: str) -> np.ndarray[Any, Any]:
     """Loads as `load_image`, of a file's bytes: uint8 (H, W, 3)."""
-    return _loaded(data, name, "refuse")[0]
+    return _loaded(data, name)[0]
 
 
 def load_alpha(path: Path, *, name: str | None = None) -> tuple[np.ndarray[Any, Any], ImageInfo]:
     """Loads as `load_image`, of the alpha channel: uint8 (H, W), 255 where the image has none."""
     label = name if name is not None else shown(path)
-    return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, "first", "alpha")
+    return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, "alpha")
 
 
 def load_mask(path: Path, *, name: str | None = None) -> tuple[np.ndarray[Any, Any], ImageInfo]:
     """Loads as `load_image`, of a mask: uint8 (H, W), its values times its alpha. Raises DataError."""
     label = name if name is not None else shown(path)
-    return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, "refuse", "values")
+    return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, "values")
 
 
 def alpha_and_orientation(path: Path) -> tuple[bool, int]:
@@ -154,9 +140,7 @@ def alpha_and_orientation(path: Path) -> tuple[bool, int]:
 def _loaded(
     data: bytes,
     label: str,
-    animated: Animated,
     content: Content = "colours",
-    background: tuple[int, int, int] = WHITE,
     small: bool = False,
 ) -> tuple[np.ndarray[Any, Any], ImageInfo]:
     """Loads as `load_image`, of a file's bytes."""
@@ -170,7 +154,7 @@ def _loaded(
     _refuse_bomb(image_formats.declared_pixels(data, format_name), label)
     notices: list[str] = []
     try:
-        pixels, size, mode = _decode(data, format_name, label, animated, content, background, notices, small)
+        pixels, size = _decode(data, format_name, label, content, notices, small)
     except DataError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -184,7 +168,7 @@ def _loaded(
         raise DataError(
             f"{label}: the {format_name} is damaged and cannot be decoded ({error}): copy or download it again"
         ) from error
-    info = ImageInfo(*size, format_name, mode, hashlib.sha256(data).hexdigest(), tuple(notices))
+    info = ImageInfo(*size, hashlib.sha256(data).hexdigest(), tuple(notices))
     return pixels, info
 
 
@@ -205,29 +189,23 @@ def _decode(
     data: bytes,
     found: str,
     label: str,
-    animated: Animated,
     content: Content,
-    background: tuple[int, int, int],
     notices: list[str],
     small: bool,
-) -> tuple[np.ndarray[Any, Any], Size, str]:
+) -> tuple[np.ndarray[Any, Any], Size]:
     """Decodes an image, with the decoder of the sniffed format only."""
     with Image.open(io.BytesIO(data), formats=[found]) as image:
         _refuse_bomb(image.width * image.height, label)
         # A JPEG that holds more is a phone's photo with a depth map or preview: the first is the photo.
         if found != "JPEG" and getattr(image, "is_animated", False):
-            if animated == "refuse":
-                clip = "; clips need a model of video, and data.frames" if found in ("GIF", "WEBP") else ""
-                raise DataError(
-                    f"{label}: expected one image, got several frames or pages ({found}): extract the frame you want"
-                    f"{clip}"
-                )
-            notices.append(f"{label}: only the first of several frames or pages is used")
+            clip = "; clips need a model of video, and data.frames" if found in ("GIF", "WEBP") else ""
+            raise DataError(
+                f"{label}: expected one image, got several frames or pages ({found}): extract the frame you want{clip}"
+            )
         whole = image.size
         if small:
             _draft(image)
         image.load()
-        mode = image.mode
         upright = _upright(image, label, notices)
         upright = inverted(upright) if white_is_zero(image) else upright
         width, height = whole if upright.size == image.size else whole[::-1]
@@ -236,8 +214,8 @@ def _decode(
         elif content == "values":
             pixels = values_of(upright, label)
         else:
-            pixels = to_rgb(upright, label, background, notices)
-        return pixels, (height, width), mode
+            pixels = to_rgb(upright, label, WHITE, notices)
+        return pixels, (height, width)
 
 
 def _draft(image: Image.Image) -> None:

@@ -77,7 +77,6 @@ class Batch:
 
     indices: tuple[int, ...]
     draws: tuple[int, ...]
-    bucket: Bucket
     filled: int = 0  # of its samples, how many at the end repeat others to make it full
 
 
@@ -204,7 +203,7 @@ class BatchSchedule:
             taken = np.concatenate([slots[start : start + size], slots[np.arange(filled) % count]])
             indices = (items[taken][:, None] + np.arange(self.group)).ravel()
             repeats = np.repeat(draws[taken], self.group)
-            batches.append(Batch(tuple(indices.tolist()), tuple(repeats.tolist()), bucket, filled * self.group))
+            batches.append(Batch(tuple(indices.tolist()), tuple(repeats.tolist()), filled * self.group))
         return batches
 
 

@@ -10,5 +10,5 @@ import numpy as np
 from flame_train.data.images import load_image
 
 
-def read_image(path: Path, **options: Any) -> np.ndarray[Any, Any]:
-    return load_image(path, **options)[0]
+def read_image(path: Path) -> np.ndarray[Any, Any]:
+    return load_image(path)[0]

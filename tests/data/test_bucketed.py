@@ -20,11 +20,8 @@ SIZES = {"a.png": (64, 64), "b.png": (100, 64), "c/d.png": (60, 90), "e.png": (1
 
 def test_report(folder: Folder) -> None:
     placed = assign_buckets(Dataset.scan(folder(SIZES)), BucketRule(64, 16))
-    assert placed.buckets == ((64, 64), (80, 48), (48, 80), (64, 64))
-    report = json.loads(json.dumps(placed.to_json()))
-    assert [row["file"] for row in report] == list(SIZES)
-    assert report[1] == {
-        "file": "b.png",
+    assert [p.bucket for p in placed.placements] == [(64, 64), (80, 48), (48, 80), (64, 64)]
+    assert json.loads(json.dumps(placed.placements[1].to_json())) == {
         "original": "64x100",
         "bucket": "48x80",
         "resized": "51x80",
