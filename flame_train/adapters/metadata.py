@@ -149,9 +149,7 @@ _LEGACY_BEGIN: Final = 0x100000
 _LEGACY_END: Final = 0x110000
 
 
-def network_metadata(
-    state: LoraState, family: LoraFamily, network_args: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def network_metadata(state: LoraState, family: LoraFamily) -> dict[str, str]:
     """Returns the `ss_*` keys that every reader of kohya files relies on; "Dynamic" where modules differ.
 
     As kohya has it, convolutions larger than 1x1 have a rank and an alpha of their own, among the arguments.
@@ -173,7 +171,7 @@ def network_metadata(
         "ss_network_module": "lycoris.kohya" if "algo" in args else family.network_module,
         "ss_network_dim": ranks.pop() if len(ranks) == 1 else "Dynamic",
         "ss_network_alpha": alphas.pop() if len(alphas) == 1 else "Dynamic",
-        "ss_network_args": json.dumps(args | dict(network_args or {}), sort_keys=True),
+        "ss_network_args": json.dumps(args, sort_keys=True),
     }
 
 

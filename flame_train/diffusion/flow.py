@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -37,6 +37,7 @@ def constant_shift(shift: float) -> Shift:
 
 
 NO_SHIFT: Shift = constant_shift(1.0)
+_MOST_STEPS: Final = 1000
 
 TARGET = "target_level"
 """The name, in the conditioning, of the noise level that a step goes to."""
@@ -127,29 +128,27 @@ def _beside(t: Tensor, like: Tensor) -> Tensor:
 # ---- sampling ----------------------------------------------------------------------------------------------
 
 
-def static_sigmas(steps: int, shift: float, train_steps: int = 1000) -> np.ndarray[Any, Any]:
+def static_sigmas(steps: int, shift: float) -> np.ndarray[Any, Any]:
     """`steps` noise levels and 0, as diffusers' flow scheduler spaces them for SD3: shifted, from the shifted ends."""
-    ends = shifted(np.array([1.0, 1.0 / train_steps]), shift)
-    return _closed(shifted(np.linspace(ends[0], ends[1], _checked(steps, train_steps)), shift))
+    ends = shifted(np.array([1.0, 1.0 / _MOST_STEPS]), shift)
+    return _closed(shifted(np.linspace(ends[0], ends[1], _checked(steps)), shift))
 
 
 def dynamic_sigmas(
     steps: int,
     shift: float,
-    train_steps: int = 1000,
     terminal: float | None = None,
     published: Sequence[float] = (),
 ) -> np.ndarray[Any, Any]:
     """Returns `steps` noise levels and 0, as diffusers' Flux pipeline has them: evenly from 1 to 1 / steps, shifted.
 
     Args:
-        steps: how many; ConfigError for more than `train_steps`.
+        steps: how many; ConfigError for more than 1000.
         shift: see `shifted`.
-        train_steps: the most steps.
         terminal: the last level before 0, to which the shifted ones are then stretched; None: they are not.
         published: the levels before their shift of a model that was distilled to as many steps, instead of even ones.
     """
-    even = np.linspace(1.0, 1.0 / _checked(steps, train_steps), steps)
+    even = np.linspace(1.0, 1.0 / _checked(steps), steps)
     levels = shifted(np.array(published) if len(published) == steps else even, shift)
     if terminal is not None and steps > 1:
         levels = 1.0 - (1.0 - levels) * (1.0 - terminal) / (1.0 - levels[-1])
@@ -185,7 +184,7 @@ def _closed(sigmas: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.append(sigmas, 0.0)
 
 
-def _checked(steps: int, most: int) -> int:
-    if not 1 <= steps <= most:
-        raise ConfigError(f"sample.steps: expected 1 to {most}, got {steps}")
+def _checked(steps: int) -> int:
+    if not 1 <= steps <= _MOST_STEPS:
+        raise ConfigError(f"sample.steps: expected 1 to {_MOST_STEPS}, got {steps}")
     return steps

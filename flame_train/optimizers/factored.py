@@ -24,19 +24,17 @@ def matrix_kernel(
     cut: AsMatrices = last_two,
     pairs: int = 1,
     extra: Mapping[int, int] | None = None,
-    tables: Mapping[str, Array] | None = None,
     **more: Any,
 ) -> Kernel:
     """Returns a kernel with a block a matrix: its tables are the matrices, and `pairs` of places for factors.
 
-    `extra` is a number for each parameter by its own, which the kernel finds in its `Matrix`; `tables` stand last.
+    `extra` is a number for each parameter by its own, which the kernel finds in its `Matrix`.
 
     Args:
         text: the kernel in CUDA C.
         cut: which dims of a parameter are the matrix's.
         pairs: how many pairs of places for factors.
         extra: a number by parameter, or None.
-        tables: further arrays by name, or None.
         more: further fields of `Kernel`.
     """
     matrices, xp = arena.matrices(cut), arena.backend.xp
@@ -45,7 +43,7 @@ def matrix_kernel(
         for i in range(pairs)
         for kind in ("row", "col")
     }
-    arguments = {"matrices": matrices.table(extra)} | factors | dict(tables or {})
+    arguments = {"matrices": matrices.table(extra)} | factors
     return Kernel(text, matrices.count, THREADS, arguments, **more)
 
 

@@ -36,14 +36,15 @@ class Row:
     images: Sequence[CaptionedImage]
 
 
-def dataset_images(folder: Path, count: int = _COLUMNS) -> list[CaptionedImage]:
+def dataset_images(folder: Path) -> list[CaptionedImage]:
     """Returns the first images of a folder with their captions, square ones first."""
     from PIL import Image
 
     images = [(np.asarray(Image.open(path).convert("RGB")), path) for path in sorted(folder.glob("*.png"))]
     images.sort(key=lambda pair: pair[0].shape[0] != pair[0].shape[1])
     return [
-        CaptionedImage(pixels, path.with_suffix(".txt").read_text(encoding="utf-8")) for pixels, path in images[:count]
+        CaptionedImage(pixels, path.with_suffix(".txt").read_text(encoding="utf-8"))
+        for pixels, path in images[:_COLUMNS]
     ]
 
 

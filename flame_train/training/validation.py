@@ -122,14 +122,13 @@ class Validator:
         self._losses = self._backend.to_device(np.zeros(batch_size, np.float32))
         self._steps: dict[Signature, tuple[Batch, Callable[[], None]]] = {}
 
-    def measure(self, between: Callable[[], object] = lambda: None) -> ValidationLoss:
-        """Returns the loss with the present weights. `between` is called before each batch; it may raise."""
+    def measure(self) -> ValidationLoss:
+        """Returns the loss with the present weights."""
         begin = time.monotonic()
         losses = np.zeros((self._timesteps, len(self._images.names)), np.float64)
         batches, mine = self._batches(), list[tuple[int, int, float]]()
         with self._group.barrier(), deterministic(True):
             for number in self._group.share(len(batches)):
-                between()
                 rows = batches[number]
                 mine += [(row.band, row.image, float(loss)) for row, loss in zip(rows, self._run(rows), strict=False)]
         for text in self._group.all_gather(json.dumps(mine)):

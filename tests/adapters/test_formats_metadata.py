@@ -17,13 +17,13 @@ from tests.adapters.test_formats import SDXL, factors_for, state_of
 class TestMetadata:
     def test_minimum_keys(self):
         state = state_of("lora_kohya_sdxl", alpha=1.0)
-        assert network_metadata(state, SDXL, {"conv_dim": "4"}) == {
+        assert network_metadata(state, SDXL) == {
             "ss_v2": "False",
             "ss_base_model_version": "sdxl_base_v1-0",
             "ss_network_module": "networks.lora",
             "ss_network_dim": "2",
             "ss_network_alpha": "1.0",
-            "ss_network_args": '{"conv_dim": "4"}',
+            "ss_network_args": "{}",
         }
         state["unet"]["input_blocks.0.0"] = factors_for((5, 5), rank=3, alpha=2.0)
         assert network_metadata(state, SDXL)["ss_network_dim"] == "Dynamic"

@@ -364,14 +364,13 @@ def swapped(checkpointing: str) -> Convert:
     return convert
 
 
-def trained(rates: Mapping[str, Any], denoiser: Any, targets: str, remark: str = "") -> Any:
+def trained(rates: Mapping[str, Any], denoiser: Any, targets: str) -> Any:
     """Returns the keys for text encoders with these learning rates.
 
     Args:
         rates: by encoder, its learning rate there; one that is off is not trained.
         denoiser: the learning rate that becomes `optimizer.lr`.
         targets: the preset of `text_encoders.targets` that chooses the layers that the program adapts.
-        remark: what is said beside the values.
 
     Returns:
         A mapping, with a remark where the encoders' rates differ, or NOTHING where none is trained.
@@ -384,6 +383,5 @@ def trained(rates: Mapping[str, Any], denoiser: Any, targets: str, remark: str =
     if is_off(denoiser) or shared != float(number(denoiser)):
         keys["text_encoders.lr"] = shared
     others = [f'"{name}.*" {rate:g}' for name, rate in used.items() if rate != shared]
-    if others:
-        remark = f"one rate for all here; [[lora.rules]] gives a rate of its own: {', '.join(others)}"
-    return Changed(keys, remark) if remark else keys
+    remark = f"one rate for all here; [[lora.rules]] gives a rate of its own: {', '.join(others)}"
+    return Changed(keys, remark) if others else keys

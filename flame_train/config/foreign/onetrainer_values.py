@@ -221,7 +221,7 @@ def losses(value: Any, source: Source) -> Any:
     )
 
 
-def interval(steps: str, unit: str, other: str = "") -> Any:
+def interval(steps: str, unit: str) -> Any:
     """Returns an interval in the unit that stands beside it: steps, epochs, or a time, which is not here."""
 
     def convert(value: Any, source: Source) -> Any:

@@ -24,17 +24,17 @@ def why_not(query: Array, attn_mask: Array | None) -> str:
     return ""
 
 
-def added(k: Launcher, mask: Array, query: Array, key: Array, multiple: int = 1) -> Array:
+def added(k: Launcher, mask: Array, query: Array, key: Array) -> Array:
     """`mask` as (B or 1, H or 1, L or 1, S) in the queries' dtype: itself, or a copy, where it bars minus infinity.
 
     A dim along which it is the same has size 1, so that what bars keys alone is made and read as one row.
     """
     whole = k.xp.broadcast_to(mask, (*query.shape[:-1], key.shape[-2]))
     own = whole[tuple(slice(1) if distance == 0 else slice(None) for distance in whole.strides[:3])]
-    keys, each = own.shape[3], max(multiple, _PACKET)
-    if own.dtype == query.dtype and lies_in_packets(own) and not keys % multiple:
+    keys = own.shape[3]
+    if own.dtype == query.dtype and lies_in_packets(own):
         return own
-    room = k.empty((*own.shape[:3], -(-keys // each) * each), query.dtype)[..., :keys]
+    room = k.empty((*own.shape[:3], -(-keys // _PACKET) * _PACKET), query.dtype)[..., :keys]
     value = f"mask != 0.f ? 0.f : {MINUS_INFINITY}" if own.dtype == bool_ else "mask"
     k.elementwise((value,), {"mask": own}, (query.dtype,), out=(room,))
     return room

@@ -19,9 +19,9 @@ _ELEMENTS = 16384  # the longest row whose operands fit into the registers of a 
 _FEW = 8  # places to sum over that an elementwise kernel reads as operands
 
 
-def rows_of(k: Launcher, x: Array, dims: int = 1) -> Array:
-    """Returns `x` as dense rows (R, C) of its last `dims` dims."""
-    return k.contiguous(x).reshape(-1, math.prod(x.shape[x.ndim - dims :]))
+def rows_of(k: Launcher, x: Array) -> Array:
+    """Returns `x` as dense rows (R, C) of its last dim."""
+    return k.contiguous(x).reshape(-1, x.shape[-1])
 
 
 def rows_at(k: Launcher, x: Array, dims: int = 1) -> Array:
