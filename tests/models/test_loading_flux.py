@@ -18,6 +18,7 @@ from flame_train.networks.vae.names import vae_from_diffusers
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from flame_train.text_encoders.t5.network import T5Arch, T5Encoder
+from tests.keymaps import through
 
 FP8 = ml_dtypes.float8_e4m3fn
 CLIP = ClipArch(width=768, layers=1, heads=12, hidden=32, activation="quick_gelu", projection=None)
@@ -51,16 +52,6 @@ def same(model, arrays, dtype="float32"):
         np.testing.assert_array_equal(weight.numpy().astype(np.float32), arrays[name].astype(np.float32), err_msg=name)
 
 
-def renamed(arrays, keymap):
-    class Arrays:
-        def read(self, name):
-            return arrays[name]
-
-    pulled = keymap.pull(arrays)
-    assert pulled.unknown == ()
-    return {name: np.array(source.read(Arrays())) for name, source in pulled.sources.items()}
-
-
 @pytest.mark.parametrize("kind", ["one file", "folder"])
 def test_a_whole_model(arrays, tmp_path, kind):
     if kind == "one file":
@@ -73,7 +64,7 @@ def test_a_whole_model(arrays, tmp_path, kind):
         tables = {"transformer": transformer_to_diffusers(), "vae": vae_from_diffusers(stages).inverse}
         for part, found in arrays.items():
             (path / part).mkdir()
-            tensors = renamed(found, tables[part]) if part in tables else found
+            tensors = through(tables[part], found) if part in tables else found
             save_file(path / part / "model.safetensors", tensors)
         (path / "model_index.json").write_text("{}")
     assert FLUX_FILES.all_parts(path, "transformer").keys() == set(NETWORKS)

@@ -10,6 +10,7 @@ import numpy as np
 from flame_train.adapters.dialects import spellings
 from flame_train.io.resolve import native_shapes
 from flame_train.networks.files.identify import identify
+from tests.keymaps import through
 
 NATIVE = ("diffusion_model.", str)
 KOHYA = ("lora_unet_", lambda path: path.replace(".", "_"))
@@ -67,18 +68,6 @@ def check_bijective(table, ours, theirs):
     assert native_shapes(back.sources, theirs) == ours
 
 
-class _Arrays:
-    def __init__(self, arrays):
-        self.arrays = arrays
-
-    def read(self, name):
-        return self.arrays[name]
-
-
-def _through(table, arrays):
-    return {name: source.read(_Arrays(arrays)) for name, source in table.pull(arrays).sources.items()}
-
-
 def check_values(shapes, convert, table, prefix="model.diffusion_model."):
     """Arrays of these names through the table are what diffusers' `convert` makes of them, and come back as they were.
 
@@ -89,11 +78,11 @@ def check_values(shapes, convert, table, prefix="model.diffusion_model."):
     rng = np.random.default_rng(1)
     own = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     converted = convert({f"{prefix}{name}": torch.from_numpy(a.copy()) for name, a in own.items()})
-    made = _through(table, own)
+    made = through(table, own)
     assert made.keys() == converted.keys()
     for name, array in made.items():
         np.testing.assert_array_equal(array, converted[name].numpy(), err_msg=name)
-    back = _through(table.inverse, made)
+    back = through(table.inverse, made)
     assert back.keys() == own.keys()
     for name, array in back.items():
         np.testing.assert_array_equal(array, own[name], err_msg=name)

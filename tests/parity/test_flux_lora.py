@@ -11,10 +11,12 @@ from flame_train.adapters.metadata import model_spec, network_metadata, with_has
 from flame_train.engine import no_grad, tensor
 from flame_train.io.safetensors import save_file
 from flame_train.models.flux.family import PRESETS
-from flame_train.models.flux.names import FLUX_FILES, lora_family, transformer_to_diffusers
+from flame_train.models.flux.names import FLUX_FILES, lora_family
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.tools.merge import merge
 from tests.golden_keys import golden
+from tests.keymaps import fill
+from tests.parity.twins import flux
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -39,29 +41,8 @@ def model():
 
 def as_diffusers(model):
     """A pipeline around diffusers' transformer with our weights in it."""
-    arch = model.arch
-    twin = diffusers.FluxTransformer2DModel(
-        in_channels=4 * arch.channels,
-        num_layers=arch.depth,
-        num_single_layers=arch.single_depth,
-        attention_head_dim=arch.head_dim,
-        num_attention_heads=arch.width // arch.head_dim,
-        joint_attention_dim=arch.context_dim,
-        pooled_projection_dim=arch.pooled_dim,
-        guidance_embeds=arch.guidance,
-        axes_dims_rope=arch.axes,
-    )
-    arrays = {name: weight.numpy() for name, weight in model.weights()}
-
-    class Arrays:
-        def read(self, name):
-            return arrays[name]
-
-    made = {name: source.read(Arrays()) for name, source in transformer_to_diffusers().pull(arrays).sources.items()}
-    twin.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in made.items()}, strict=True)
-    return diffusers.FluxPipeline(
-        diffusers.FlowMatchEulerDiscreteScheduler(), None, None, None, None, None, twin.eval()
-    )
+    twin = fill(flux.reference(model.arch), model, flux.TO_DIFFUSERS)
+    return diffusers.FluxPipeline(diffusers.FlowMatchEulerDiscreteScheduler(), None, None, None, None, None, twin)
 
 
 @pytest.fixture

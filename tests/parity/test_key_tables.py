@@ -9,6 +9,7 @@ import pytest
 
 from flame_train.models.sdxl import names as sdxl
 from tests.golden_keys import golden
+from tests.keymaps import Arrays
 
 torch = pytest.importorskip("torch")
 single_file = pytest.importorskip("diffusers.loaders.single_file_utils")
@@ -27,19 +28,12 @@ def checkpoint():
     }
 
 
-class Arrays:
-    def __init__(self, tensors):
-        self.tensors = tensors
-
-    def read(self, name):
-        return self.tensors[name].numpy()
-
-
 def native(part, tensors, only=None):
     """The component's native tensors as our tables read them from `tensors`."""
     found = sdxl.SDXL_FILES.resolve(tensors, only=only)
     assert part in found.sources
-    return {name: source.read(Arrays(tensors)) for name, source in found.sources[part].items()}
+    arrays = Arrays({name: t.numpy() for name, t in tensors.items()})
+    return {name: source.read(arrays) for name, source in found.sources[part].items()}
 
 
 def check(part, checkpoint, converted):

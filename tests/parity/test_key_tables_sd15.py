@@ -26,6 +26,7 @@ from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.clip.names import clip_from_openclip
 from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from flame_train.tools.lora_files import write_lora
+from tests.keymaps import Arrays
 from tests.parity import key_tables as check
 
 torch = pytest.importorskip("torch")
@@ -69,13 +70,12 @@ def test_values_of_vit_h_are_those_of_diffusers_converter():
     """Its 24 layers come in, of which 23 are used; the projection is no part of it."""
     width = 4
     arch = ClipArch(width, 24, 2, 8, "gelu", None, vocabulary=6, positions=5)
-    native = check._Arrays({})
     stored = {n: s.made_shape(ClipTextEncoder(arch).shapes()) for n, s in _openclip(arch).items()}
     file = {f"cond_stage_model.model.{name}": torch.randn(shape) for name, shape in stored.items()}
     file["cond_stage_model.model.text_projection"] = torch.randn(width, width)
     file["cond_stage_model.model.logit_scale"] = torch.ones(())
-    native.arrays = {name: array.numpy() for name, array in file.items()}
-    found = SD15_FILES.resolve(native.arrays)
+    native = {name: array.numpy() for name, array in file.items()}
+    found = SD15_FILES.resolve(native)
     assert found.unknown == ()
     config = SimpleNamespace(hidden_size=width)
     twin = transformers.CLIPTextModel(
@@ -83,7 +83,7 @@ def test_values_of_vit_h_are_those_of_diffusers_converter():
     )
     asked = SimpleNamespace(text_model=SimpleNamespace(config=config), state_dict=twin.state_dict)
     made = single_file.convert_open_clip_checkpoint(asked, dict(file), prefix="cond_stage_model.model.")
-    ours = {name: source.read(native) for name, source in found.sources["text_encoder"].items()}
+    ours = {name: source.read(Arrays(native)) for name, source in found.sources["text_encoder"].items()}
     bare = {name.removeprefix("text_model."): value for name, value in ours.items()}
     kept = {name.removeprefix("text_model."): value.numpy() for name, value in made.items()}
     kept.pop("embeddings.position_ids", None)

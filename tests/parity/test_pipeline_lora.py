@@ -32,6 +32,7 @@ from flame_train.tools.lora_files import write_lora
 from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample
 from flame_train.training.session import Session, StopRequest
+from tests.keymaps import fill
 from tests.parity.test_diffusion import theirs as theirs_of_schedule
 from tests.tools.test_sample import PLAIN
 
@@ -53,32 +54,9 @@ DRAWN += [("locon", {"conv_rank": 2}, "diffusers"), ("dora", {"wd_on_output": Tr
 """LoCon has two alphas: 4 and, of convolutions, 8."""
 
 
-class Arrays:
-    """A network's weights as a source for a key map."""
-
-    def __init__(self, model):
-        self.arrays = {name: weight.numpy() for name, weight in model.weights()}
-
-    def read(self, name):
-        return self.arrays[name]
-
-
-def filled(twin, model, table=None):
-    """The twin with our weights in it, through our name table native -> the twin's."""
-    source = Arrays(model)
-    made = source.arrays
-    if table is not None:
-        pulled = table.pull(source.arrays)
-        assert pulled.unknown == ()
-        made = {name: s.read(source) for name, s in pulled.sources.items()}
-    values = {name: torch.from_numpy(np.array(array, order="C")) for name, array in made.items()}
-    twin.load_state_dict(values, strict=True)
-    return twin.eval()
-
-
 def unet_twin(unet):
     twin = diffusers.UNet2DConditionModel(**unet_arguments(unet.arch))
-    return filled(twin, unet, unet_from_diffusers(SDXL_LEVELS).inverse)
+    return fill(twin, unet, unet_from_diffusers(SDXL_LEVELS).inverse)
 
 
 def vae_twin(vae):
@@ -93,7 +71,7 @@ def vae_twin(vae):
         norm_num_groups=arch.groups,
         scaling_factor=arch.scaling_factor,
     )
-    return filled(twin, vae, vae_from_diffusers(stages).inverse)
+    return fill(twin, vae, vae_from_diffusers(stages).inverse)
 
 
 def text_twin(encoder):
@@ -113,7 +91,7 @@ def text_twin(encoder):
     plain = arch.projection is None
     twin = (transformers.CLIPTextModel if plain else transformers.CLIPTextModelWithProjection)(config)
     native = any(name.startswith("text_model.") for name in twin.state_dict())
-    return filled(twin, encoder, None if native else clip_from_bare_transformers().inverse)
+    return fill(twin, encoder, None if native else clip_from_bare_transformers().inverse)
 
 
 def tokenizer_twin(folder, pad):

@@ -15,6 +15,8 @@ from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sd3.names import lora_family, mmdit_to_diffusers
 from flame_train.tools.lora_files import convert
 from flame_train.tools.merge import merge
+from tests.keymaps import fill
+from tests.parity.twins import sd3
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -24,11 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # the libraries' own deprecations
 ]
 
-ARCHS = {
-    "sd3-medium": MMDiTArch.tiny(qk_norm=False, dual=()),
-    "sd35-medium": MMDiTArch.tiny(),
-    "sd35-large": MMDiTArch.tiny(dual=()),
-}
 OUTSIDE = ("final_layer.*", "context_embedder", "t_embedder.*", "x_embedder.proj", "y_embedder.*")
 # diffusers reads no kohya file of SD3: such a file goes through `convert`
 WRITTEN = [
@@ -50,41 +47,17 @@ def batch():
 
 
 def model_of(name):
-    model = MMDiT(ARCHS[name])
+    model = MMDiT(sd3.ARCHS[name])
     model.init(np.random.default_rng(0))
     return model
 
 
 def as_diffusers(model):
     """A pipeline around diffusers' transformer with our weights in it."""
-    arch = model.arch
-    twin = diffusers.SD3Transformer2DModel(
-        sample_size=16,
-        patch_size=2,
-        in_channels=arch.channels,
-        num_layers=arch.depth,
-        attention_head_dim=arch.head_dim,
-        num_attention_heads=arch.width // arch.head_dim,
-        joint_attention_dim=arch.context_dim,
-        caption_projection_dim=arch.width,
-        pooled_projection_dim=arch.pooled_dim,
-        out_channels=arch.channels,
-        pos_embed_max_size=arch.positions,
-        dual_attention_layers=arch.dual,
-        qk_norm="rms_norm" if arch.qk_norm else None,
-    )
-    arrays = {name: weight.numpy() for name, weight in model.weights()}
-
-    class Arrays:
-        def read(self, name):
-            return arrays[name]
-
-    pulled = mmdit_to_diffusers(arch.depth).pull(arrays)
-    made = {name: torch.from_numpy(np.array(source.read(Arrays()))) for name, source in pulled.sources.items()}
-    twin.load_state_dict(made, strict=True)
+    twin = fill(sd3.reference(model.arch), model, mmdit_to_diffusers(model.arch.depth))
     parts = dict.fromkeys(f"{kind}{n}" for kind in ("text_encoder", "tokenizer") for n in ("", "_2", "_3"))
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
-    return diffusers.StableDiffusion3Pipeline(transformer=twin.eval(), scheduler=scheduler, vae=None, **parts)
+    return diffusers.StableDiffusion3Pipeline(transformer=twin, scheduler=scheduler, vae=None, **parts)
 
 
 def ours(model, batch):

@@ -11,6 +11,7 @@ from flame_train.io.resolve import fit, native_shapes
 from flame_train.models.flux import names as flux
 from flame_train.models.flux.names import base_modules, transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
+from tests.keymaps import through
 
 SINGLE, FOLDER = "flux_dev_single_file", "flux_diffusers_transformer"
 GUIDANCE = {"single": "guidance_in", "folder": "time_text_embed.guidance_embedder"}
@@ -46,19 +47,10 @@ def test_the_inverse_writes_the_diffusers_layout(lists, native):
     assert {name: source.made_shape(native) for name, source in made.sources.items()} == lists["folder"]
 
 
-class Arrays(dict):
-    def read(self, name):
-        return self[name]
-
-
-def read(keymap, arrays):
-    return {name: np.array(s.read(Arrays(arrays))) for name, s in keymap.pull(arrays).sources.items()}
-
-
 def test_values_survive_the_way_there_and_back(native):
     rng = np.random.default_rng(0)
     ours = {name: rng.standard_normal([max(2, size // 1536) for size in shape]) for name, shape in native.items()}
-    back = read(transformer_to_diffusers().inverse, read(transformer_to_diffusers(), ours))
+    back = through(transformer_to_diffusers().inverse, through(transformer_to_diffusers(), ours))
     assert back.keys() == ours.keys()
     assert all(np.array_equal(back[name], ours[name]) for name in ours)
 
@@ -70,7 +62,7 @@ def test_rows_by_value():
         "single_blocks.7.linear1.bias": np.arange(7 * d),
         "final_layer.adaLN_modulation.1.weight": np.arange(2 * d),
     }
-    made = read(transformer_to_diffusers(), file)
+    made = through(transformer_to_diffusers(), file)
     assert {name: list(value) for name, value in made.items()} == {
         "transformer_blocks.3.attn.add_q_proj.weight": [0, 1],
         "transformer_blocks.3.attn.add_k_proj.weight": [2, 3],

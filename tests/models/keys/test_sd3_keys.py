@@ -10,6 +10,7 @@ from flame_train.models.sd3 import names as sd3
 from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.models.sd3.names import mmdit_to_diffusers
 from flame_train.networks.vae.vae import Vae, VaeArch
+from tests.keymaps import through
 
 MODELS = {
     "sd3_medium": MMDiTArch.sd3_medium(),
@@ -57,23 +58,12 @@ def test_the_table_goes_there_and_back_bit_for_bit(published, model):
         n: rng.standard_normal([max(d // 64, 1) * 6 if i == 0 else 2 for i, d in enumerate(s)])
         for n, s in native.items()
     }
-    there = read(to_diffusers, small)
+    there = through(to_diffusers, small)
     assert there.keys() == published(f"{model}_diffusers_transformer").keys()
-    back = read(to_diffusers.inverse, there)
+    back = through(to_diffusers.inverse, there)
     assert back.keys() == small.keys()
     for name, values in small.items():
         np.testing.assert_array_equal(back[name], values, err_msg=name)
-
-
-class Arrays(dict):
-    def read(self, name):
-        return self[name]
-
-
-def read(keymap, arrays):
-    pulled = keymap.pull(arrays)
-    assert pulled.unknown == ()
-    return {name: np.array(source.read(Arrays(arrays))) for name, source in pulled.sources.items()}
 
 
 def test_text_encoders_inside_the_file_are_found(published):

@@ -14,6 +14,7 @@ from flame_train.models.sdxl.names_unet import UNetLevels, unet_from_diffusers
 from flame_train.networks.vae.names import vae_from_diffusers
 from flame_train.text_encoders.clip.names import clip_from_openclip
 from tests.golden_keys import golden
+from tests.keymaps import Arrays, through
 
 PREFIXES = {
     "unet": "model.diffusion_model.",
@@ -100,16 +101,6 @@ def test_inverse_of_the_text_table_writes_openclip_names(native, single):
     assert made | {"logit_scale": ()} == theirs
 
 
-class Arrays:
-    """Named arrays that read like open weights."""
-
-    def __init__(self, arrays):
-        self.arrays = arrays
-
-    def read(self, name):
-        return self.arrays[name]
-
-
 def tiny(shapes, seed=0):
     """Arrays with each dimension over 3 cut to 6, distinct values: enough to catch any mix-up."""
     rng = np.random.default_rng(seed)
@@ -120,8 +111,8 @@ def tiny(shapes, seed=0):
 def test_values_survive_the_way_there_and_back(part, native):
     keymap = {"unet": unet_from_diffusers, "vae": vae_from_diffusers, "text_encoder_2": clip_from_openclip}[part]()
     ours = tiny(native[part])
-    theirs = {name: s.read(Arrays(ours)) for name, s in keymap.inverse.pull(ours).sources.items()}
-    back = {name: s.read(Arrays(theirs)) for name, s in keymap.pull(theirs).sources.items()}
+    theirs = through(keymap.inverse, ours)
+    back = through(keymap, theirs)
     assert back.keys() == ours.keys()
     assert all(np.array_equal(back[name], ours[name]) for name in ours)
 
@@ -134,7 +125,7 @@ def test_openclip_rows_and_transpose_by_value():
         "transformer.resblocks.7.attn.in_proj_bias": np.arange(3 * d),
         "text_projection": projection,
     }
-    made = {name: s.read(Arrays(file)) for name, s in clip_from_openclip().pull(file).sources.items()}
+    made = through(clip_from_openclip(), file)
     layer = "text_model.encoder.layers.7.self_attn."
     for index, part in enumerate("qkv"):
         np.testing.assert_array_equal(made[f"{layer}{part}_proj.weight"], fused[index * d : (index + 1) * d])

@@ -10,6 +10,7 @@ import pytest
 
 from flame_train.adapters.attach import attach
 from flame_train.engine import Parameter, nn
+from tests import keymaps
 
 
 @pytest.fixture(params=["float32", "float64"])
@@ -26,28 +27,7 @@ def bound(dtype):
 @pytest.fixture
 def fill():
     """Copies a network's weights into a torch module in fp64, through the table native -> the module's names."""
-    torch = pytest.importorskip("torch")
-
-    class Weights:
-        def __init__(self, model):
-            self.arrays = {name: t.numpy() for name, t in model.weights()}
-
-        def read(self, name):
-            return self.arrays[name]
-
-    def copy(model, twin, to_twin=None):
-        weights = Weights(model)
-        if to_twin is None:
-            made = weights.arrays
-        else:
-            pulled = to_twin.pull(weights.arrays)
-            assert pulled.unknown == ()
-            made = {name: source.read(weights) for name, source in pulled.sources.items()}
-        values = {name: torch.from_numpy(np.array(array, np.float64, order="C")) for name, array in made.items()}
-        twin.double().load_state_dict(values, strict=True)
-        return twin.eval()
-
-    return copy
+    return lambda model, twin, to_twin=None: keymaps.fill(twin.double(), model, to_twin, "float64")
 
 
 @pytest.fixture

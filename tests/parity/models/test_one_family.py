@@ -14,6 +14,7 @@ from flame_train.models.sd3.mmdit import MMDiT, MMDiTArch
 from flame_train.networks.vae.names import vae_from_diffusers
 from flame_train.networks.vae.vae import Vae, VaeArch
 from flame_train.text_encoders.anima.network import AdapterArch, LlmAdapter
+from tests.keymaps import through, weights_of
 from tests.parity.twins import chroma, flux3, sd3
 from tests.parity.twins.twin import always_fp64, fp64
 
@@ -66,15 +67,7 @@ def test_the_autoencoder_encodes_and_decodes_as_diffusers(dtype, fill, scrambled
     )
     state = twin.state_dict()
     table = vae_from_diffusers(4).inverse
-    own = {name: t.numpy() for name, t in model.weights()}
-
-    class Arrays:
-        def read(self, name):
-            return own[name]
-
-    pulled = table.pull(own)
-    assert pulled.unknown == ()
-    made = {name: torch.from_numpy(np.array(s.read(Arrays()), np.float64)) for name, s in pulled.sources.items()}
+    made = {name: torch.from_numpy(a.astype(np.float64)) for name, a in through(table, weights_of(model)).items()}
     assert set(state) - set(made) == {"bn.num_batches_tracked"}
     twin.double().load_state_dict(made | {"bn.num_batches_tracked": torch.tensor(0)}, strict=True)
     twin.eval()

@@ -16,6 +16,7 @@ from flame_train.networks.files.stated import Stated
 from flame_train.networks.vae.autoencoder import VaeTiles
 from flame_train.networks.vae.names import qwen_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch
+from tests.parity.models.vae_pairs import ours_of, pair_of
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -70,26 +71,7 @@ def wan_names(names, blocks):
 def pair():
     """A small random model of diffusers, every weight away from its neutral value, and ours with its weights."""
     arch = VaeArch.tiny_qwen_image()
-    torch.manual_seed(0)
-    twin = twin_of(arch).double().eval()
-    with torch.no_grad():
-        for weight in twin.parameters():
-            weight += 0.05 * torch.randn_like(weight)
-    return ours_of(arch, {name: t.numpy() for name, t in twin.state_dict().items()}), twin
-
-
-def ours_of(arch, stored):
-    class Arrays:
-        def read(self, name):
-            return stored[name]
-
-    found = resolve((qwen_vae_component(),), stored, only="vae")
-    assert found.unknown == ()
-    model = Vae(arch)
-    model.init(np.random.default_rng(0), "float64")
-    for name, weight in model.weights():
-        weight.data[...] = found.sources["vae"][name].read(Arrays())
-    return model
+    return pair_of(qwen_vae_component(), arch, lambda: twin_of(arch), "float64")
 
 
 def first(array):
@@ -140,7 +122,8 @@ def test_both_layouts_hold_the_same_weights(pair):
     ours, twin = pair
     stored = twin.state_dict()
     arrays = (t.numpy() for t in stored.values())
-    again = ours_of(ours.arch, dict(zip(wan_names(stored, ours.arch.num_res_blocks), arrays, strict=True)))
+    renamed = dict(zip(wan_names(stored, ours.arch.num_res_blocks), arrays, strict=True))
+    again = ours_of(qwen_vae_component(), ours.arch, renamed, "float64")
     for (name, here), (_, there) in zip(ours.weights(), again.weights(), strict=True):
         np.testing.assert_array_equal(here.numpy(), there.numpy(), err_msg=name)
 

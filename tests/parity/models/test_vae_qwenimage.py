@@ -17,6 +17,7 @@ from flame_train.networks.files.stated import Stated
 from flame_train.networks.vae.names import nested_vae_component
 from flame_train.networks.vae.vae import Vae, VaeArch
 from tests.parity.models.test_vae_qwen import WAN, last
+from tests.parity.models.vae_pairs import pair_of
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -65,24 +66,7 @@ def in_wan(folder, blocks):
 @pytest.fixture(scope="module")
 def pair():
     """A small random model of diffusers, every weight away from its neutral value, and ours with its weights."""
-    torch.manual_seed(0)
-    twin = twin_of(TINY_VAE).double().eval()
-    with torch.no_grad():
-        for weight in twin.parameters():
-            weight += 0.05 * torch.randn_like(weight)
-    stored = {name: t.numpy() for name, t in twin.state_dict().items()}
-
-    class Arrays:
-        def read(self, name):
-            return stored[name]
-
-    found = resolve((nested_vae_component(),), stored, only="vae")
-    assert found.unknown == ()
-    model = Vae(TINY_VAE)
-    model.init(np.random.default_rng(0), "float32")
-    for name, weight in model.weights():
-        weight.data[...] = found.sources["vae"][name].read(Arrays())
-    return model, twin
+    return pair_of(nested_vae_component(), TINY_VAE, lambda: twin_of(TINY_VAE))
 
 
 def opaque(pixels):
