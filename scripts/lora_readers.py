@@ -20,6 +20,7 @@ import types
 from collections.abc import Callable, Iterator
 from datetime import date
 from importlib.metadata import version
+from os.path import commonprefix
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,7 +76,7 @@ NOT_MAPPED = re.compile(r"(distilled_guidance_layer|time_guidance_embed|(double|
 """Paths of diffusers that its table for Flux, FLUX.2 and Chroma leaves out."""
 SIZE = 4
 UPS = (".lora_up.weight", ".lora_B.weight", "lora_B.default.weight", ".up.weight")
-IN_ATTENTION = re.compile(r"(self_attn[._])[qkv]_proj$")
+OUTPUT = ".self_attn.out_proj"
 OWN_ENDS = (".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector", ".lora_magnitude_vector.weight")
 
 
@@ -267,11 +268,12 @@ def paths_of(spoken: Any) -> set[str]:
 def _taken(own: Any, family: str, sized: dict[str, Any], name: str, table: Any, theirs: set[str]) -> list[str]:
     """The ends of one module's tensors that come through diffusers' conversion under its own names.
 
-    Of a text encoder's queries, keys and values it tells the naming by the output beside them, which every file has.
+    Of a CLIP it tells the naming by the output of an attention, which every file has: one stands beside the module.
     """
-    lora = {name + end: array for end, array in sized.items()}
-    if IN_ATTENTION.search(name):
-        lora |= {IN_ATTENTION.sub(r"\1out_proj", name) + end: array for end, array in sized.items()}
+    place = table[name]
+    outputs = [n for n, other in table.items() if other.component == place.component and other.module.endswith(OUTPUT)]
+    beside = max(outputs, key=lambda output: len(commonprefix([output, name])), default=name)
+    lora = {module + end: array for module in (name, beside) for end, array in sized.items()}
     more = {"unet_config": SimpleNamespace(layers_per_block=2)} if family == "sdxl" else {}
     try:
         result = own.lora_state_dict(dict(lora), **more)
@@ -280,13 +282,13 @@ def _taken(own: Any, family: str, sized: dict[str, Any], name: str, table: Any, 
     made = result[0] if isinstance(result, tuple) else result
     if any("lora" not in key for key in made):  # its loader's own check, of the whole file
         return []
-    component, own_module = table[name].component, table[name].module
+    component, own_module = place.component, place.module
     slots = set()
     for key in _as_peft(made, component):
         module, slot = split_key(key) or ("", "")
-        place = table.get(module)
-        named = place and place.dialect == "peft" and module in theirs
-        if named and place.module == own_module and key.endswith(OWN_ENDS):
+        found = table.get(module)
+        named = found and found.dialect == "peft" and module in theirs
+        if named and found.module == own_module and key.endswith(OWN_ENDS):
             slots.add(slot)
     if not {"down", "up"} <= slots:
         return []

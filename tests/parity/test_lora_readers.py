@@ -85,3 +85,36 @@ def test_what_the_loader_takes_is_what_the_table_says(case, form, tmp_path):
     whole = set(pipeline.lora_state_dict(given)) == wanted
     assert (whole and (names.name, form) not in WHOLE_ALONE) == (reader.verdict == "yes"), reader.left
     assert whole == ((names.name, form) not in UNREAD)
+
+
+@pytest.mark.parametrize("form", ["kohya", "diffusers"])
+@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+def test_its_clips_get_every_layer_of_a_lora(family, form, tmp_path):
+    """MLPs and the projection too: its loader puts each pair that `verify` counts into transformers' CLIP."""
+    transformers, pipeline = pytest.importorskip("transformers"), diffusers.StableDiffusionXLPipeline
+    pytest.importorskip("peft")
+    names = FAMILIES[family].lora_names()
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    encoders, state = {}, {}
+    for component in [c for c in names.components if c.name.startswith("text_encoder")]:
+        layers = len({m.split(".")[3] for m in component.modules if ".layers." in m})
+        config = transformers.CLIPTextConfig(**sizes, num_hidden_layers=layers, projection_dim=16)
+        kind = "CLIPTextModelWithProjection" if "text_projection" in component.modules else "CLIPTextModel"
+        network = encoders[component.name] = getattr(transformers, kind)(config)
+        weights = {f"text_model.{n.removeprefix('text_model.')}": w for n, w in network.named_parameters()}
+        weights["text_model.text_projection.weight"] = torch.zeros(16, 16)
+        state[component.name] = made = {}
+        for module in component.modules:
+            rows, columns = weights[f"text_model.{module.removeprefix('text_model.')}.weight"].shape
+            made[module] = LoraFactors(np.ones((2, columns)), np.ones((rows, 2)), 2.0)
+    tensors = to_kohya(state, names) if form == "kohya" else to_diffusers(state, names)[0]
+    arrays = {n: np.asarray(a, np.float32) for n, a in tensors.items()}
+    save_file(tmp_path / "lora.safetensors", arrays)
+    (reader,) = (r for r in verify(tmp_path / "lora.safetensors") if r.program == "diffusers")
+    own = pipeline if family == "sdxl" else diffusers.StableDiffusionPipeline
+    loaded, alphas = own.lora_state_dict({n: torch.from_numpy(a) for n, a in arrays.items()})[:2]
+    for name, network in encoders.items():
+        own.load_lora_into_text_encoder(loaded, alphas, network, prefix=name)
+        given = {n for n, w in network.named_parameters() if ".lora_B." in n and w.abs().sum() > 0}
+        assert len(given) == len(state[name])
+    assert reader.verdict == "yes", reader.left
