@@ -12,10 +12,11 @@ import pytest
 
 from flame_train import cli
 from flame_train.commands.output import Printable, show
+from flame_train.config.keys import keys
 from flame_train.config.render import resolved
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.run.commands.describe import as_text
-from flame_train.run.finish.finish import encoder_files
+from flame_train.run.finish.finish import sample_options
 from flame_train.tools.lora_files import size_of
 
 MODULE = "lora_unet_output_blocks_8_0_skip_connection"
@@ -203,7 +204,12 @@ def test_a_table_shows_names_as_they_are(capsys):
     assert "[red]<lora:x:1>[/red]" in said
 
 
-def test_each_text_encoders_file_has_an_option_of_sample():
-    """A run that ended prints a command with them."""
-    assert set(encoder_files()) <= inspect.signature(cli.sample).parameters.keys()
-    assert {"clip", "t5", "qwen3", "mistral"} <= set(encoder_files())
+def test_the_command_that_a_run_prints_carries_each_key_that_sample_has_an_option_for():
+    """With the same default, so that what is not carried is the same."""
+    options, own = inspect.signature(cli.sample).parameters, sample_options()
+    for option, path in own.items():
+        default = options[option.removeprefix("--").replace("-", "_")].default
+        assert default == keys()[path].default or (path, default) == ("model.prediction", None)
+    named = {f"--{path.partition('.')[2].replace('_', '-')}" for path in keys() if path.startswith(("model.", "text_"))}
+    assert {f"--{name.replace('_', '-')}" for name in options} & named <= own.keys() | {"--checkpoint", "--lora"}
+    assert {"--clip", "--t5", "--qwen3", "--mistral", "--qwen3-tokens", "--kontext"} <= own.keys()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +80,23 @@ def test_another_qwens_states_are_refused(train: Train, tmp_path: Path, capsys: 
     save_file(tmp_path / "qwen_3_8b.safetensors", {name: np.zeros(s, np.float16) for name, s in shapes.items()})
     assert train("--set", f"text_encoders.qwen3={tmp_path / 'qwen_3_8b.safetensors'}") != 0
     assert "expected Qwen2.5-VL-7B for Qwen-Image 1, found Qwen3-8B" in capsys.readouterr().err
+
+
+def test_the_command_that_a_run_prints_has_its_control_images_and_what_reads_them(
+    train: Train, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without these options an edit would be drawn from the text alone, or its caption cut."""
+    one, two = (str(path) for path in sorted(drawn.glob("*.png"))[:2])
+    prompt = f'sample.prompts=[{{text = "make it red", control = ["{one}", "{two}"]}}]'
+    more = "model.qwen_edit=2509", "text_encoders.qwen3_tokens=1024", "text_encoders.precision=fp32"
+    assert train(*options(prompt, *more), "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    command = shlex.split(next(line for line in result["next"] if "draw with it" in line).partition(": ")[2])
+    said = " ".join(command)
+    for part in ("--qwen-edit 2509", "--qwen3-tokens 1024", "--text-precision fp32", f"--control {one} --control {two}"):
+        assert part in said
+    assert "--width" not in command  # the first control image says the size
+    assert cli.run([*command[1:], "--width", "64", "--height", "64", "-o", str(tmp_path / "again.png")]) == 0
 
 
 @pytest.mark.parametrize(

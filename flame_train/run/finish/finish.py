@@ -13,7 +13,7 @@ from flame_train.adapters.attach import Attached
 from flame_train.config.keys import keys
 from flame_train.config.own_code import used_code
 from flame_train.config.prompts import Prompt
-from flame_train.config.render import decisive
+from flame_train.config.render import decisive, flat
 from flame_train.config.schema import Config
 from flame_train.data.samples import Samples
 from flame_train.diffusion.samplers import SAMPLERS
@@ -33,6 +33,10 @@ _FOLDERS: Final = {
     "ComfyUI": "ComfyUI/models/loras, and load it with a Load LoRA node",
     "Forge": "stable-diffusion-webui-forge/models/Lora",
 }
+_OF_MODEL: Final = ("prediction", "quantize", "arithmetic", "kontext", "qwen_edit")
+_OF_TRAINING: Final = tuple(
+    f".{name}" for name in ("train", "lr", "rank", "alpha", "targets", "cache", "precision")
+) + ("_dropout",)
 
 
 def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples, batches: int) -> LoraWriter:
@@ -127,31 +131,30 @@ def for_reader(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _next(config: Config, family: str, lora: Path, device: str) -> list[str]:
     """Lists what somebody does with a new LoRA, in the programs that load it."""
-    model, encoders, sample = config.model, config.text_encoders, config.sample
+    model, sample = config.model, config.sample
     first, side = (sample.prompts or (Prompt(),))[0], config.data.resolution
     negative = sample.negative if first.negative is None else first.negative
-    sampler = first.sampler or SAMPLERS.chosen(sample).name
+    control = sample.control if first.control is None else first.control
+    side = 0 if control else side  # that of the first control image
+    sampler, values = first.sampler or SAMPLERS.chosen(sample).name, flat(config)
     options: dict[str, object] = {
         "-m": model.checkpoint,
         "--lora": lora,
-        "--vae": model.vae,
-        "--prediction": "" if model.prediction == "epsilon" else model.prediction,
-        "--spacing": "" if sample.spacing == "auto" else sample.spacing,
-        "--quantize": "" if model.quantize == "off" else model.quantize,
-        **{f"--{name.replace('_', '-')}": getattr(encoders, name) for name in encoder_files()},
-        "--clip-skip": "" if (skipped := ClipKeys.of(encoders).clip_skip) == 1 else skipped,
-        "--precision": "" if config.train.precision == "bf16" else config.train.precision,
+        "--models": model.search[0] if len(model.search) == 1 else "",
+        **{o: value for o, p in sample_options().items() if (value := values.get(p)) != keys()[p].default},
         "--width": first.width or sample.width or side,
         "--height": first.height or sample.height or side,
+        "--frames": "" if (frames := first.frames or sample.frames) == 1 else frames,
         "--steps": first.steps or sample.steps,
         "--guidance-scale": first.guidance_scale or sample.guidance_scale,
         "--sampler": "" if sampler == "euler" else sampler,
         "--seed": str(sample.seed if first.seed is None else first.seed),
         "--negative": negative,
+        "--control": control,
         "--device": "" if device == "cuda" else device,
         "-p": first.text or config.output.trigger or config.captions.trigger or "a prompt",
     }
-    words = [word for name, value in options.items() if value for word in (name, str(value))]
+    words = [word for name, value in options.items() if value for word in _words(name, value)]
     programs = family_data(family).get("loaded_by", ("ComfyUI",))
     return [
         *(f"{program}: copy {lora.name} into {_FOLDERS[program]}" for program in programs),
@@ -159,10 +162,18 @@ def _next(config: Config, family: str, lora: Path, device: str) -> list[str]:
     ]
 
 
-def encoder_files() -> list[str]:
-    """Lists the keys of `[text_encoders]` that name a file; `sample` has an option for each."""
-    paths = (path.partition(".") for path, key in keys().items() if key.place)
-    return [name for section, _, name in paths if section == "text_encoders"]
+def _words(option: str, value: object) -> list[str]:
+    """Writes an option once for each of several values, and alone if it is a switch."""
+    several = value if isinstance(value, tuple) else (value,)
+    return [option] if value is True else [word for one in several for word in (option, str(one))]
+
+
+def sample_options() -> dict[str, str]:
+    """Returns the options of `sample` that have the meaning and the default of a key, with that key's path."""
+    own = [name for name in keys() if name.startswith("text_encoders.") and not name.endswith(_OF_TRAINING)]
+    same = ("model.vae", *own, *(f"model.{name}" for name in _OF_MODEL), "sample.spacing", "sample.fps")
+    options = {f"--{path.partition('.')[2].replace('_', '-')}": path for path in same}
+    return options | {"--precision": "train.precision", "--text-precision": "text_encoders.precision"}
 
 
 def _best(folder: RunFolder) -> dict[str, Any]:
