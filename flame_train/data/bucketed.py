@@ -76,7 +76,8 @@ def assign_buckets(
     if cropped:
         notices.append(
             f"{counted(len(cropped), 'image loses', 'images lose')} over {1 - WELL_KEPT:.0%} to the crop, e.g. "
-            f"{shown(cropped[0])}: a smaller data.bucket_step crops less; `flame-train dataset` shows them all"
+            f"{shown(cropped[0])}: a higher data.resolution crops less, or a smaller data.bucket_step where the model "
+            "takes one; `flame-train dataset` shows them all"
         )
     return BucketedDataset(
         replace(dataset, items=tuple(readable), notices=tuple(notices)), tuple(placements), tuple(controls)

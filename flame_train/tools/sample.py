@@ -43,6 +43,7 @@ from flame_train.run.sampling.requests import (
     with_defaults,
     with_prompts_of_file,
 )
+from flame_train.text_encoders.clip.encoder import ClipKeys
 from flame_train.text_encoders.encoder import too_long
 from flame_train.tools.lora_files import refuse_non_finite, require_lora
 from flame_train.training.session import StopRequest
@@ -187,7 +188,8 @@ def sample(
     formats = config.model.vae_precision, precision, config.text_encoders.precision
     text = Encoding(model.vae, model.text, *formats, Path())
     with StopRequest() as stop:
-        examples = _conditioning(text, read_images, device, files, stop)
+        with with_option_names():
+            examples = _conditioning(text, read_images, device, files, stop)
         denoiser = model.load_denoiser(device=device, dtype=precision, storage=storage)
         decoder = model.vae.load(config.model.vae_precision, device, config.model.vae_tile)
         images = []
@@ -197,7 +199,8 @@ def sample(
             with _adapted(denoiser.component, denoiser.network, files, request.strength):
                 controls = encoded(request.images, model.vae, decoder)
                 images.append(generate_image(request, how, captions, denoiser, decoder, stop, controls))
-    texts = [parameters_of(request, checkpoint, loras) for request in read_images]
+    skip = ClipKeys.of(config.text_encoders).clip_skip
+    texts = [parameters_of(request, checkpoint, loras, skip) for request in read_images]
     for single, image, parameters in zip(singles, images, texts, strict=False):
         write_sample(single, image, section.fps, parameters)
     write_sample(output, grid(images), section.fps, texts[0] if len(images) == 1 else "")
@@ -212,6 +215,7 @@ def sample(
         "precision": precision,
         "quantize": quantize,
         "arithmetic": arithmetic,
+        **({"clip_skip": skip} if skip != 1 else {}),
         "drawn": [
             {"image": str(file), "prompt": request.text, **_settings(request)}
             for file, request in zip(singles or [output], read_images, strict=True)
@@ -294,7 +298,9 @@ def _adapted(
     )
 
 
-def parameters_of(request: Request, checkpoint: str, loras: Sequence[tuple[Path, float]]) -> str:
+def parameters_of(
+    request: Request, checkpoint: str, loras: Sequence[tuple[Path, float]], clip_skip: int = 1
+) -> str:
     """Returns the prompt with each LoRA as `<lora:name:strength>`, the negative prompt, and a line of settings.
 
     `loras` are the files with their strengths.
@@ -311,6 +317,7 @@ def parameters_of(request: Request, checkpoint: str, loras: Sequence[tuple[Path,
         "Seed": str(request.seed),
         "Size": f"{width}x{height}",
         "Model": _quoted(Path(checkpoint).stem),
+        **({"Clip skip": str(clip_skip)} if clip_skip != 1 else {}),
         "Version": _quoted(f"flame-train {__version__}"),
     }
     lines.append(", ".join(f"{name}: {value}" for name, value in settings.items()))

@@ -211,11 +211,15 @@ def test_captions_that_control_images_leave_too_little_room_for_are_told(
 
 
 def test_control_images_that_leave_no_room_for_a_caption_are_refused(
-    config: Callable[..., Path], capsys: Capture
+    config: Callable[..., Path], bases: dict[str, Path], edits: Path, capsys: Capture
 ) -> None:
     """Krea 2 sees their states in the text, of which two small images have 128."""
     assert cli.run(["train", str(config("krea2")), "--dry-run", "--set", "text_encoders.qwen3_tokens=128"]) == 2
     assert re.search(r"qwen3_tokens: expected more than \d+, which 2 control images", capsys.readouterr().err)
+    one = sorted((edits / "style").iterdir())[0]
+    size = ["--width", "64", "--height", "64", "--qwen3-tokens", "128", "--device", "cpu", "-o", str(edits / "a.png")]
+    assert cli.run(["sample", "-m", str(bases["krea2"]), "-p", "red", "--control", str(one), *size]) == 2
+    assert re.search(r"--qwen3-tokens: expected more than \d+, which 1 control image and", capsys.readouterr().err)
 
 
 def test_a_checkpoint_without_the_vision_tower_takes_no_control_images(
@@ -255,7 +259,7 @@ def test_a_run_is_not_continued_with_other_control_images(
         ImageOps.mirror(image).save(changed)
     capsys.readouterr()
     assert trained(path, "train.steps=2", "checkpoint.every=1") != 0
-    assert f"{changed.stem}.png is changed" in capsys.readouterr().err
+    assert f"{changed.stem}.png is with another control image" in capsys.readouterr().err
 
 
 def test_the_plan_counts_longer_sequences_and_what_the_cache_takes(config: Callable[..., Path], edits: Path) -> None:

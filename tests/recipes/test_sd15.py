@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from flame_train import cli
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.sd15.names import lora_family
+from flame_train.models.sdxl.names_unet import SD_LEVELS, unet_from_diffusers
 from tests.recipes.bases import (
     Train,
     arrays_of,
@@ -94,3 +99,30 @@ def test_files_that_see_a_second_image_are_refused_by_name(
     save_file(tmp_path / "other.safetensors", arrays)
     assert train(*options(f"model.checkpoint={tmp_path / 'other.safetensors'}")) == 3
     assert what in capsys.readouterr().err
+
+
+def test_a_folder_that_predicts_v_and_sees_a_second_image_is_refused_for_the_image(
+    train: Train, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the upscaler of Stable Diffusion 2 is published: another prediction would not make it a base."""
+    native = below(UNET, arrays_of(base))
+    sources = unet_from_diffusers(SD_LEVELS).inverse.pull(native).sources
+    unet = {name: source.read(SimpleNamespace(read=native.__getitem__)) for name, source in sources.items()}
+    unet["conv_in.weight"] = np.zeros((unet["conv_in.weight"].shape[0], 7, 3, 3), np.float16)
+    for part in ("unet", "scheduler"):
+        (tmp_path / "x4" / part).mkdir(parents=True)
+    save_file(tmp_path / "x4/unet/diffusion_pytorch_model.safetensors", unet)
+    (tmp_path / "x4/scheduler/scheduler_config.json").write_text('{"prediction_type": "v_prediction"}')
+    assert train(*options(f"model.checkpoint={tmp_path / 'x4'}")) == 3
+    assert "an upscaling model" in capsys.readouterr().err
+
+
+def test_an_image_says_its_clip_skip(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the PNG under the name that A1111 and Forge read, and in the result; nothing is said of the last layer."""
+    command = f"sample -m {base} -p cat --steps 1 --width 64 --height 64 --device cpu --json".split()
+    for skip, said in ((1, False), (2, True)):
+        file = tmp_path / f"{skip}.png"
+        assert cli.run([*command, "--clip-skip", str(skip), "-o", str(file)]) == 0
+        with Image.open(file) as image:
+            assert ("Clip skip: 2" in image.info["parameters"]) == said
+        assert json.loads(capsys.readouterr().out).get("clip_skip") == (2 if said else None)

@@ -108,6 +108,7 @@ class Sd15Family(Family):
         )
 
     def open(self, opening: Opening) -> Model:
+        model = super().open(opening)  # which refuses bases that see a second image, whatever they predict
         check_prediction(opening.base, opening.model.prediction)
         unsaid = opening.model.prediction == "epsilon" and not stated_prediction(opening.base)
         if unsaid and names.looks_like_v(opening.base):
@@ -116,4 +117,4 @@ class Sd15Family(Family):
                 'predicts v, as ComfyUI tells them, got "epsilon"; set model.prediction = "v" (in sample: '
                 "--prediction v)"
             )
-        return super().open(opening)
+        return model

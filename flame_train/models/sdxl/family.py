@@ -237,8 +237,9 @@ class SdxlFamily(Family):
         )
 
     def open(self, opening: Opening) -> Model:
+        model = super().open(opening)  # which refuses bases that see a second image, whatever they predict
         check_prediction(opening.base, opening.model.prediction)
-        return super().open(opening)
+        return model
 
     def write_small_base(self, folder: Path, seed: int) -> None:
         copy_small_sdxl(folder / "base.safetensors")

@@ -146,8 +146,11 @@ def changed_rows(report: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     there = {name: (before[name], _known(now[name], before[name])) for name in now if name in before}
     captions = [name for name, both in there.items() if _differ(*both, "captions")]
     masks = [name for name, both in there.items() if _differ(*both, "mask", "mask_cache")]
-    others = [name for name, (was, is_now) in there.items() if name not in (*captions, *masks) and was != is_now]
+    controls = [name for name, both in there.items() if _differ(*both, "controls")]
+    told = {*captions, *masks, *controls}
+    others = [name for name, (was, is_now) in there.items() if name not in told and was != is_now]
     named = {"not there": gone, "new": new, "with another caption": captions, "with another mask": masks}
+    named["with another control image"] = controls
     return ", ".join(filter(None, (_listed(names, what) for what, names in {**named, "changed": others}.items())))
 
 

@@ -22,7 +22,7 @@ from flame_train.data.views import ViewedImage
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, int32
-from flame_train.errors import ConfigError
+from flame_train.errors import ConfigError, counted
 from flame_train.networks.block_network import BlockNetwork
 from flame_train.networks.files.part import Part
 from flame_train.text_encoders.encoder import TextEncoder, TokenRow
@@ -154,8 +154,8 @@ class MessageWithImages:
         besides = len(end) + sum(map(len, begun)) + (sum(places) if self.marks.kept else 0)
         if length <= besides:
             raise ConfigError(
-                f"text_encoders.qwen3_tokens: expected more than {besides}, which {len(places)} control images and the "
-                f"template take, got {length}"
+                f"text_encoders.qwen3_tokens: expected more than {besides}, which "
+                f"{counted(len(places), 'control image')} and the template take, got {length}"
             )
         ids = self.tokenizer.encode(self.template.before)
         whole = len(ids) + length + (0 if self.marks.kept else sum(places))
