@@ -218,8 +218,8 @@ def test_control_images_that_leave_no_room_for_a_caption_are_refused(
     assert re.search(r"qwen3_tokens: expected more than \d+, which 2 control images", capsys.readouterr().err)
     one = sorted((edits / "style").iterdir())[0]
     size = ["--width", "64", "--height", "64", "--qwen3-tokens", "128", "--device", "cpu", "-o", str(edits / "a.png")]
-    assert cli.run(["sample", "-m", str(bases["krea2"]), "-p", "red", "--control", str(one), *size]) == 2
-    assert re.search(r"--qwen3-tokens: expected more than \d+, which 1 control image and", capsys.readouterr().err)
+    assert cli.run(["sample", "-m", str(bases["krea2"]), "-p", "red", *["--control", str(one)] * 2, *size]) == 2
+    assert re.search(r"--qwen3-tokens: expected more than \d+, which 2 control images and", capsys.readouterr().err)
 
 
 def test_a_checkpoint_without_the_vision_tower_takes_no_control_images(
