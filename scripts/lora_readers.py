@@ -20,7 +20,6 @@ import types
 from collections.abc import Callable, Iterator
 from datetime import date
 from importlib.metadata import version
-from os.path import commonprefix
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -272,7 +271,7 @@ def _taken(own: Any, family: str, sized: dict[str, Any], name: str, table: Any, 
     """
     place = table[name]
     outputs = [n for n, other in table.items() if other.component == place.component and other.module.endswith(OUTPUT)]
-    beside = max(outputs, key=lambda output: len(commonprefix([output, name])), default=name)
+    beside = max(outputs, key=lambda output: _alike(output, name), default=name)
     lora = {module + end: array for module in (name, beside) for end, array in sized.items()}
     more = {"unet_config": SimpleNamespace(layers_per_block=2)} if family == "sdxl" else {}
     try:
@@ -293,6 +292,11 @@ def _taken(own: Any, family: str, sized: dict[str, Any], name: str, table: Any, 
     if not {"down", "up"} <= slots:
         return []
     return sorted(end for end in sized if end == ".alpha" or (split_key(name + end) or ("", ""))[1] in slots)
+
+
+def _alike(one: str, other: str) -> int:
+    """How many letters two names begin with alike."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _as_peft(made: dict[str, Any], component: str) -> dict[str, Any]:

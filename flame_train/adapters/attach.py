@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flame_train.adapters.targets import LayerSettings
+from flame_train.adapters.targets import LayerSettings, layer_shapes
 from flame_train.engine import Parameter, Tensor, nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import compute_dtype, float32
@@ -154,7 +154,7 @@ def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: f
     that has an adapter already, or is a convolution in groups or dilated.
     """
     layers = layers_of(model)
-    require_fit(layers, factors)
+    require_fit(model, factors)
     _check_room(layers, factors)
     adapters: dict[str, Any] = {}
     for name, f in factors.items():
@@ -173,12 +173,10 @@ def shared(attached: Attached, model: nn.Module) -> Attached:
     return replace(attached, model=model, adapters=MappingProxyType(adapters))
 
 
-def require_fit(layers: Mapping[str, Layer], factors: Mapping[str, Factors]) -> None:
-    """Raises ModelFileError with the modules of `factors` that are not among `layers`, or have other shapes."""
-    strangers = [name for name in factors if name not in layers]
-    strangers += [
-        name for name, f in factors.items() if name in layers and not f.fits(tuple(layers[name].weight.shape))
-    ]
+def require_fit(model: nn.Module, factors: Mapping[str, Factors]) -> None:
+    """Raises ModelFileError with the modules of `factors` that `model`, loaded or not, lacks or has in other shapes."""
+    shapes = layer_shapes(model)
+    strangers = [name for name, f in factors.items() if name not in shapes or not f.fits(shapes[name])]
     if strangers:
         raise ModelFileError(
             f"the LoRA does not fit the model: {len(strangers)} of its {len(factors)} modules are not there or have "

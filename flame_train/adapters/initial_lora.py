@@ -40,6 +40,9 @@ def require_fit_for_start(
     Raises:
         ConfigError: the file does not fit, and why.
     """
+    if strange := sorted(found.keys() - shapes.keys()):
+        layers = counted(len(strange), "layer")
+        raise ConfigError(f"lora.from: it adapts {layers} that the model lacks, such as {strange[0]}: another base")
     extra = sorted(found.keys() - ranks.keys())
     if extra:
         layers = counted(len(extra), "layer")

@@ -35,7 +35,7 @@ def attach_sum(model: nn.Module, several: Sequence[Strong]) -> Iterator[None]:
     """
     layers, parts = layers_of(model), dict[str, list[tuple[Factors, float]]]()
     for factors, strength in several:
-        require_fit(layers, factors)
+        require_fit(model, factors)
         for name, one in factors.items():
             parts.setdefault(name, []).append((one, strength))
     whole: dict[float, dict[str, Factors]] = {}

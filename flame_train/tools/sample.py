@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flame_train.adapters.attach import require_fit
 from flame_train.adapters.factors import LoraState
-from flame_train.adapters.formats import from_file
 from flame_train.adapters.together import attach_sum
 from flame_train.config.load import from_options, with_option_names
 from flame_train.config.prompts import unread
@@ -30,6 +30,7 @@ from flame_train.io.model_search import searching
 from flame_train.models.common.model import Example, Model
 from flame_train.models.registry import Opening, family_of
 from flame_train.networks.files.identify import lora_could_be
+from flame_train.run.check.adapted_layers import read_lora
 from flame_train.run.check.check_run import storage_of
 from flame_train.run.encode.encoders import load_encoders
 from flame_train.run.plan.encoding import Encoding
@@ -245,12 +246,17 @@ def _single_files(output: Path, count: int) -> list[Path]:
 
 
 def _factors(lora: Path, model: Model, skip_unknown: bool) -> LoraState:
-    """Returns the LoRA's matrices by component. Raises ModelFileError for a file that is no LoRA of this family."""
+    """Returns the LoRA's matrices by component. Raises ModelFileError for a file that is no LoRA of this model."""
     identity = require_lora(lora)
     if not lora_could_be(identity.family, model.name):
         raise ModelFileError(f"{lora}: expected a LoRA for {model.title}, but this is: {identity.detail}")
-    state = from_file(lora, model.lora_names, skip_unknown).state
+    state = read_lora(lora, model, skip_unknown)
     refuse_non_finite(lora, state)
+    for part in (model.denoiser, *(encoder.part for encoder in model.text)):
+        try:
+            require_fit(part.network, state.get(part.component, {}))
+        except ModelFileError as fault:
+            raise ModelFileError(f"{lora}: {fault}") from fault
     return state
 
 
@@ -298,9 +304,7 @@ def _adapted(
     )
 
 
-def parameters_of(
-    request: Request, checkpoint: str, loras: Sequence[tuple[Path, float]], clip_skip: int = 1
-) -> str:
+def parameters_of(request: Request, checkpoint: str, loras: Sequence[tuple[Path, float]], clip_skip: int = 1) -> str:
     """Returns the prompt with each LoRA as `<lora:name:strength>`, the negative prompt, and a line of settings.
 
     `loras` are the files with their strengths.

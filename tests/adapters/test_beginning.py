@@ -91,6 +91,7 @@ def lora(rank=2, shape=(10, 12)):
     ("found", "kind", "resize", "words"),
     [
         ({"a": lora(), "b": lora()}, "lora", True, "adapts 1 layer that lora.targets leave out, such as b"),
+        ({"a": lora(), "z": lora()}, "lora", True, "adapts 1 layer that the model lacks, such as z: another base"),
         (
             {},
             "lora",

@@ -216,6 +216,7 @@ def test_one_layer_of_some_block_tells_a_transformer_by_its_width(prefix, layer,
         ("weight.absmax", "bitsandbytes' 4 bits"),
         ("SCB", "bitsandbytes' 8 bits"),
         ("comfy_quant", "ComfyUI's quantised format"),
+        ("weight_scale_2", "NVFP4"),
     ],
 )
 def test_packed_weights_are_no_model_of_another_family(packed, words):

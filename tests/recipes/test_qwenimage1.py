@@ -93,7 +93,12 @@ def test_the_command_that_a_run_prints_has_its_control_images_and_what_reads_the
     result = json.loads(capsys.readouterr().out)
     command = shlex.split(next(line for line in result["next"] if "draw with it" in line).partition(": ")[2])
     said = " ".join(command)
-    for part in ("--qwen-edit 2509", "--qwen3-tokens 1024", "--text-precision fp32", f"--control {one} --control {two}"):
+    for part in (
+        "--qwen-edit 2509",
+        "--qwen3-tokens 1024",
+        "--text-precision fp32",
+        f"--control {one} --control {two}",
+    ):
         assert part in said
     assert "--width" not in command  # the first control image says the size
     assert cli.run([*command[1:], "--width", "64", "--height", "64", "-o", str(tmp_path / "again.png")]) == 0

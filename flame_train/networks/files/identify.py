@@ -78,6 +78,7 @@ _QUANTISED: Final = (
     (".quant_state.", "bitsandbytes' 4 bits (NF4 or FP4)"),
     (".absmax", "bitsandbytes' 4 bits (NF4 or FP4)"),
     (".SCB", "bitsandbytes' 8 bits"),
+    (".weight_scale_2", "NVFP4"),
     (".comfy_quant", "ComfyUI's quantised format"),
 )
 """Parts of tensor names that indicate packed weights, with the packing's name."""

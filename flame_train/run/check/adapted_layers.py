@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
 
+from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.initial_lora import require_fit_for_start
 from flame_train.adapters.kinds import ADAPTERS, Factors
@@ -15,6 +17,7 @@ from flame_train.globs import choose
 from flame_train.io.hub import path_of_setting
 from flame_train.io.weights import open_weights
 from flame_train.models.common.model import Model
+from flame_train.models.registry import FAMILIES
 from flame_train.networks.block_network import BlockNetwork, Checkpointing, whole_blocks
 from flame_train.networks.files.identify import identify, lora_could_be
 from flame_train.text_encoders.encoder import TextEncoder
@@ -102,7 +105,7 @@ def initial_lora(
             identity = identify(weights.shapes, weights.metadata)
         if identity.kind != "lora" or not lora_could_be(identity.family, model.name):
             raise ConfigError(f"lora.from: expected a LoRA for {model.title}, but {path} is: {identity.detail}")
-        state = from_file(path, model.lora_names).state
+        state = read_lora(path, model)
     except ModelFileError as fault:
         raise ConfigError(f"lora.from: {fault}") from fault
     below = {encoder.part.component: f"{encoder.key}." for encoder in model.encoders(trained)}
@@ -119,6 +122,19 @@ def initial_lora(
     kind = "lora" if chosen.name == "locon" else chosen.name
     require_fit_for_start(factors_of, kind, ranks, {n: shapes[n] for n in factors_of if n in shapes}, lora.from_resize)
     return factors_of
+
+
+def read_lora(path: Path, model: Model, skip_unknown: bool = False) -> LoraState:
+    """Returns a LoRA's factors by component, also those of layers that another model of the family alone has.
+
+    So such a file is told by what does not fit. Raises ModelFileError for parts of no module.
+    """
+    try:
+        return from_file(path, model.lora_names, skip_unknown).state
+    except ModelFileError:
+        with open_weights(path) as weights:
+            names = FAMILIES[model.name].lora_names_in(weights.shapes)
+        return from_file(path, names, skip_unknown).state
 
 
 def blocks_named(

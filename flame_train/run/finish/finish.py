@@ -34,9 +34,8 @@ _FOLDERS: Final = {
     "Forge": "stable-diffusion-webui-forge/models/Lora",
 }
 _OF_MODEL: Final = ("prediction", "quantize", "arithmetic", "kontext", "qwen_edit")
-_OF_TRAINING: Final = tuple(
-    f".{name}" for name in ("train", "lr", "rank", "alpha", "targets", "cache", "precision")
-) + ("_dropout",)
+_OF_TRAINING: Final = (".train", ".lr", ".rank", ".alpha", ".targets", ".cache", ".precision", "_dropout")
+"""How those keys of `[text_encoders]` end that say nothing about an image of the finished LoRA, or have another name."""
 
 
 def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples, batches: int) -> LoraWriter:

@@ -440,6 +440,17 @@ def test_musubi_tuner_says_which_qwen_image_edit_it_trains(tmp_path: Path, optio
     assert values["data.control"] == ["before"]
 
 
+def test_old_names_of_control_settings_say_what_their_new_ones_say(tmp_path: Path) -> None:
+    """musubi-tuner renames them (config_utils.py, `deprecated_key_map`). SimpleTuner draws over its dataset."""
+    run = MUSUBI.format(script="qwen_image_train_network.py", module="networks.lora_qwen_image", levels="sigmoid")
+    for old in ("qwen_image_edit_", "flux_kontext_"):
+        keys = f"control_directory = 'c'\n{old}no_resize_control = true\nqwen_image_edit_control_resolution = [9, 9]\n"
+        listed = imported(tmp_path, {"run.sh": run, "set.toml": MUSUBI_SET + keys})["listed"]
+        assert sum("control images have the size that their model wants" in line for line in listed) == 2
+    listed = imported(tmp_path, tuner(model_family="qwen_image", validation_using_datasets=True))["listed"]
+    assert any("sample.control" in line for line in listed)
+
+
 def test_other_trainers_say_which_qwen_image_edit_they_train(tmp_path: Path) -> None:
     for arch, name, edit in (
         ("qwen_image_edit_plus", "Qwen/Qwen-Image-Edit-2509", "2509"),
