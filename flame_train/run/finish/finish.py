@@ -35,7 +35,7 @@ _FOLDERS: Final = {
 }
 _OF_MODEL: Final = ("prediction", "quantize", "arithmetic", "kontext", "qwen_edit")
 _OF_TRAINING: Final = (".train", ".lr", ".rank", ".alpha", ".targets", ".cache", ".precision", "_dropout")
-"""How those keys of `[text_encoders]` end that say nothing about an image of the finished LoRA, or have another name."""
+"""How those keys of `[text_encoders]` end that say nothing about a finished LoRA's image, or have another name."""
 
 
 def lora_writer(config: Config, model: Model, attached: Attached, samples: Samples, batches: int) -> LoraWriter:
