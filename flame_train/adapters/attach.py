@@ -176,7 +176,8 @@ def shared(attached: Attached, model: nn.Module) -> Attached:
 def require_fit(model: nn.Module, factors: Mapping[str, Factors]) -> None:
     """Raises ModelFileError with the modules of `factors` that `model`, loaded or not, lacks or has in other shapes."""
     shapes = layer_shapes(model)
-    strangers = [name for name, f in factors.items() if name not in shapes or not f.fits(shapes[name])]
+    strangers = [name for name in factors if name not in shapes]
+    strangers += [name for name, f in factors.items() if name in shapes and not f.fits(shapes[name])]
     if strangers:
         raise ModelFileError(
             f"the LoRA does not fit the model: {len(strangers)} of its {len(factors)} modules are not there or have "
