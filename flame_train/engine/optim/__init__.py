@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 from .. import lazy
 from ..counterparts import OPTIM, absent
 from .flat_parameters import FlatParameters, Segment
-from .gradients import clip_grad_norm_, clip_grad_value_
+from .gradients import (
+    GradientStatistics,
+    add_noise_,
+    clip_each_grad_norm_,
+    clip_grad_norm_,
+    clip_grad_value_,
+    normalize,
+    statistics,
+)
 from .optimizer import Optimizer
 from .optimizers import AdamRule, AdamWRule, SGDRule
 from .schedule import Schedule
@@ -26,6 +34,7 @@ __all__ = [
     "ClipValue",
     "FlatParameters",
     "GradientNoise",
+    "GradientStatistics",
     "LossScaler",
     "Optimizer",
     "Rule",
@@ -35,8 +44,12 @@ __all__ = [
     "State",
     "Step",
     "Transform",
+    "add_noise_",
+    "clip_each_grad_norm_",
     "clip_grad_norm_",
     "clip_grad_value_",
+    "normalize",
+    "statistics",
 ]
 
 if TYPE_CHECKING:  # the library's, loaded when asked for
