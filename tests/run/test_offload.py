@@ -124,11 +124,22 @@ def test_on_the_cpu_and_without_auto_nothing_is_decided(asked: list[int]) -> Non
     assert not asked
 
 
-def test_the_host_needs_room_for_as_many_copies_as_its_processes_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mebibytes: one waits, three are free."""
+@pytest.mark.parametrize(
+    ("budget", "quantize", "advice"),
+    [
+        ("", "off", 'lower model.offload, or store them in fewer bits by model.quantize = "fp8" or "nf4"'),
+        ("24 GiB", "int8", 'raise memory.budget, or store them in fewer bits by model.quantize = "nf4"'),
+        ("24 GiB", "nf4", "raise memory.budget"),
+    ],
+)
+def test_the_host_needs_room_for_as_many_copies_as_its_processes_keep(
+    monkeypatch: pytest.MonkeyPatch, budget: str, quantize: str, advice: str
+) -> None:
+    """Mebibytes: one waits, three are free. What is advised is not there yet, nor chosen by the budget."""
     model = object()
     checked = SimpleNamespace(sample_model=model, streamed={"a"}, streamed_text=0.0)
-    fake: Any = SimpleNamespace(model=model, checked=checked, encoding=SimpleNamespace(text=()))
+    config = SimpleNamespace(memory=SimpleNamespace(budget=budget), model=SimpleNamespace(quantize=quantize))
+    fake: Any = SimpleNamespace(model=model, checked=checked, encoding=SimpleNamespace(text=()), config=config)
 
     def load(*_: object) -> object:
         backend = get_backend("cuda")
@@ -137,7 +148,7 @@ def test_the_host_needs_room_for_as_many_copies_as_its_processes_keep(monkeypatc
     monkeypatch.setattr(card, "load_denoiser", load)
     monkeypatch.setattr(card, "available", lambda: 3 << 20)
     card.refuse_small_host(fake, 3)
-    with pytest.raises(OutOfMemory, match="of weights are to wait in host memory"):
+    with pytest.raises(OutOfMemory, match=f"of weights are to wait in host memory, .* free; {advice}$"):
         card.refuse_small_host(fake, 4)
 
 

@@ -24,7 +24,7 @@ from flame_train.run.train.step_state import load_denoiser
 from flame_train.training.session import Session
 
 from .budget import GIB, OUTSIDE, Cards, FittedPlan, fit_budget, refuse_if_beyond
-from .options import MEMORY_OPTIONS, Settings
+from .options import MEMORY_OPTIONS, Settings, value_of
 from .prediction import PredictedMemory, predicted_memory
 
 _LOG = logging.getLogger(__name__)
@@ -221,11 +221,18 @@ def refuse_small_host(plan: Plan, copies: int = 1) -> None:
         loaded_parts.append(denoiser := load_denoiser(plan, "cuda"))
         if preview is not plan.model:
             loaded_parts.append(load_preview(preview, plan.config, denoiser, "cuda"))
-        needed = copies * max(encoders, run.host_bytes)
-    room = available()
+        rest = run.host_bytes
+    needed, room = copies * max(encoders, rest), available()
     if needed > room:
         needed_gib, free = (f"{n / 2**30:.2f} GiB" for n in (needed, room))
+        advice = ["raise memory.budget" if plan.config.memory.budget else "lower model.offload"]
+        if preview is not plan.model:
+            advice.append("set sample.every = 0 or remove sample.model")
+        key = "text_encoders.precision" if encoders > rest else "model.quantize"
+        kept = value_of(plan.config, key)
+        if kept != "nf4":
+            fewer = '"nf4"' if kept in ("fp8", "int8", "int8-convrot") else '"fp8" or "nf4"'
+            advice.append(f"store them in fewer bits by {key} = {fewer}")
         raise OutOfMemory(
-            f"{needed_gib} of weights are to wait in host memory, which has {free} free; lower model.offload, set "
-            "sample.every = 0 or remove sample.model, or store the weights in 8 bits by model.quantize"
+            f"{needed_gib} of weights are to wait in host memory, which has {free} free; {', or '.join(advice)}"
         )
