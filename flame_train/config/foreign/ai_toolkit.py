@@ -258,7 +258,7 @@ def _by_type(kind: str) -> Any:
 def text_offloaded(value: Any, source: Source) -> Any:
     if is_off(value) or is_off(source.get("model.layer_offloading")):
         return NOTHING
-    return Lost("text encoders are loaded whole, before the denoiser")
+    return Lost("model.offload has one share, which is that of text encoders too while captions are encoded")
 
 
 def offloaded(value: Any, source: Source) -> Any:

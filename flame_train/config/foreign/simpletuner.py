@@ -111,7 +111,8 @@ def targets(value: Any, source: Source) -> Any:
         return ["attention"]
     if value not in _TARGETS:
         return Lost("no such choice of layers here: write globs into lora.targets")
-    return [_TARGETS[value]]
+    usual: list[str] | None = source.fact("simpletuner_layers")
+    return usual or [_TARGETS[value]]
 
 
 def lycoris_rank(value: Any, source: Source) -> Any:

@@ -197,7 +197,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "data.repeats": 5,
         "lora.rank": 64,
         "lora.alpha": 64.0,
-        "lora.targets": ["attention"],
+        "lora.targets": ["joint_blocks.*.x_block.attn*"],
         "schedule.name": "polynomial",
         "gradient.clip_norm": 1.0,
         "loss.shift": 3.0,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from tests.config.foreign.test_meaning import imported, tuner
 
 USUAL = {  # DEFAULT_MODEL_FLAVOUR and HUGGINGFACE_PATHS of helpers/models/*/model.py
@@ -91,3 +93,31 @@ def test_one_of_several_sizes_of_samples(tmp_path: Path) -> None:
     result = imported(tmp_path, tuner(validation_resolution="1024x1024,1280x768"))
     assert (result["values"]["sample.width"], result["values"]["sample.height"]) == (1024, 1024)
     assert "also at 1280x768" in " ".join(result["listed"])
+
+
+ATTENTION = ["to_k", "to_q", "to_v", "to_out.0"]
+FLUX2 = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.to_qkv_mlp_proj"]
+
+
+@pytest.mark.parametrize(
+    ("tuned", "family", "theirs"),
+    [
+        ("qwen_image", "qwenimage1", ATTENTION),
+        ("flux2", "flux2", FLUX2),
+        ("sd3", "sd3", ATTENTION),
+        ("wan", "wan", ATTENTION),
+        ("sdxl", "sdxl", ATTENTION),
+        ("sd1x", "sd15", ATTENTION),
+    ],
+)
+def test_its_usual_layers_are_those_that_its_names_mean(
+    tmp_path: Path, tuned: str, family: str, theirs: list[str]
+) -> None:
+    """`DEFAULT_LORA_TARGET` of helpers/models/*/model.py, which PEFT takes for ends of diffusers' paths: none of those
+    of the text in a joint attention. The model's own layers are those of its LoRA files."""
+    own = imported(tmp_path, tuner(model_family=tuned, pretrained_model_name_or_path="b.safetensors"))
+    modules = FAMILIES[family].lora_names().components[0].modules
+    meant = {n for n, paths in modules.items() if any(p.endswith(tuple(f".{t}" for t in theirs)) for p in paths)}
+    model = FAMILIES[family].declared(FAMILIES[family].published[FAMILIES[family].small](), NOTHING_NAMED)
+    globs = [glob for one in own["values"]["lora.targets"] for glob in model.presets.get(one, (one,))]
+    assert {n for n in modules if any(fnmatchcase(n, glob) for glob in globs)} == meant
