@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flame_train.config.schema import LossSection, ModelSection
+from flame_train.engine import no_grad, tensor
 from flame_train.engine.random import Rng
 from flame_train.errors import ModelFileError
 from flame_train.families import family_data
@@ -43,6 +45,28 @@ def qwen_tokenizer(folder, template):
 
 def opening(folder):
     return replace(NOTHING_NAMED, base=folder)
+
+
+def read_alone(encoder, texts):
+    """What the encoder makes of each text alone, in fp32, as a cache keeps it."""
+    network, kept = encoder.load(device="cpu", dtype="fp32", precision="auto"), []
+    for text in texts:
+        row = encoder.inputs(text)
+        with no_grad():
+            made = encoder.encode(network, {name: tensor(a[None]) for name, a in row.items()})
+        rows = [made[f"{name}_rows"].numpy().tolist() for name in encoder.paddings if f"{name}_rows" in made]
+        assert all(own == [encoder.rows(row)] for own in rows)
+        kept.append(encoder.without_padding(row, {name: made[name].numpy()[0] for name in encoder.paddings}))
+    return kept
+
+
+def training_loss(model, cond, latents, noise, levels, **how):
+    """The loss of these latents at these levels of noise, in fp32; `how` the denoiser is loaded."""
+    objective = model.objective(ModelSection(), LossSection(), "cpu")
+    denoiser = model.load_denoiser(device="cpu", dtype="fp32", **how)
+    x, n, t = tensor(latents), tensor(noise), tensor(levels)
+    with no_grad():
+        return objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
 
 
 def check_sample(folder, path, shape, drawn_by, guidance_scale=PLAIN["guidance_scale"], control=(), **settings):

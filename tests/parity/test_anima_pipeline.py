@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flame_train.config.schema import LossSection, ModelSection
 from flame_train.engine import no_grad, tensor
 from flame_train.engine.random import Rng
 from flame_train.errors import ModelFileError
@@ -20,7 +19,7 @@ from flame_train.run.sampling.draw import SAMPLE_NOISE
 from flame_train.text_encoders.qwen3.tokenizer import bytes_alone
 from flame_train.text_encoders.t5.tokenizer import SHIPPED
 from flame_train.tools.sample import sample
-from tests.parity.pipelines import check_accepted
+from tests.parity.pipelines import check_accepted, random, training_loss
 from tests.tools.test_sample import PLAIN
 
 torch = pytest.importorskip("torch")
@@ -29,13 +28,6 @@ transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 PROMPT = "a red circle"
-
-
-def random(module, seed):
-    torch.manual_seed(seed)
-    for p in module.parameters():
-        p.data = torch.randn_like(p) * (0.05 if p.ndim > 1 else 0.2) + (1.0 if p.ndim == 1 else 0.0)
-    return module.eval()
 
 
 def t5_tokenizer(folder):
@@ -155,12 +147,8 @@ def test_the_training_loss_is_that_of_diffusers_parts(pipeline, folder, off):
         made = encoder.encode(network, {name: tensor(np.stack([row[name] for row in rows])) for name in rows[0]})
     context = made["anima"].numpy()
 
-    objective = model.objective(ModelSection(), LossSection(), "cpu")
-    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
-    x, n, t = tensor(latents), tensor(noise), tensor(levels)
     cond = {"anima": tensor(context)}
-    with no_grad():
-        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+    found = training_loss(model, cond, latents, noise, levels)
 
     encoded = pipeline.blocks.sub_blocks["text_encoder"].encode_prompt(
         pipeline, texts, prepare_unconditional_embeds=False, device="cpu"

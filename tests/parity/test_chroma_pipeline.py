@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.padding import collate
-from flame_train.engine import no_grad, tensor
+from flame_train.engine import tensor
 from flame_train.engine.random import Rng
 from flame_train.errors import ModelFileError
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED, family_of
 from flame_train.run.sampling.draw import SAMPLE_NOISE
 from flame_train.tools.sample import sample
+from tests.parity.pipelines import random, read_alone, training_loss
 from tests.tools.test_sample import PLAIN
 
 torch = pytest.importorskip("torch")
@@ -27,13 +27,6 @@ tokenizers = pytest.importorskip("tokenizers")
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 PROMPT, LONGER = "a red circle", "a much longer caption of a blue square, which takes more than thirty-two tokens"
-
-
-def random(module, seed):
-    torch.manual_seed(seed)
-    for p in module.parameters():
-        p.data = torch.randn_like(p) * (0.05 if p.ndim > 1 else 0.2) + (1.0 if p.ndim == 1 else 0.0)
-    return module.eval()
 
 
 def tokenizer(folder):
@@ -134,21 +127,10 @@ def test_the_training_loss_is_that_of_the_pipelines_parts(pipeline, folder, off)
     latents, noise = (rng.standard_normal((2, 8, 12, 16)).astype(np.float32) for _ in range(2))
     levels = np.array([0.3, 0.875], np.float32)
     encoder = model.text[0]
-    network = encoder.load(device="cpu", dtype="fp32", precision="auto")
-    examples = []
-    for text in (PROMPT, LONGER):
-        row = encoder.inputs(text)
-        with no_grad():
-            made = encoder.encode(network, {name: tensor(a[None]) for name, a in row.items()})
-        assert made["t5_rows"].numpy().tolist() == [encoder.rows(row)]
-        examples.append({"t5": made["t5"].numpy()[0][: encoder.rows(row)]})
+    examples = read_alone(encoder, (PROMPT, LONGER))
     cond = {name: tensor(a) for name, a in collate(examples, model.paddings).items()}
     assert cond["t5"].shape[1] % 32 == 0
-    objective = model.objective(ModelSection(), LossSection(), "cpu")
-    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
-    x, n, t = tensor(latents), tensor(noise), tensor(levels)
-    with no_grad():
-        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+    found = training_loss(model, cond, latents, noise, levels)
 
     with torch.no_grad():
         captions, text_ids, mask, *_ = pipeline.encode_prompt([PROMPT, LONGER], do_classifier_free_guidance=False)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flame_train.config.schema import LossSection, ModelSection
+from flame_train.config.schema import ModelSection
 from flame_train.data.views import View
 from flame_train.engine import no_grad, tensor
 from flame_train.errors import ConfigError
@@ -23,6 +23,7 @@ from tests.parity.pipelines import (
     opening,
     qwen_tokenizer,
     random,
+    training_loss,
 )
 
 torch = pytest.importorskip("torch")
@@ -119,12 +120,8 @@ def test_the_training_loss_is_that_of_diffusers_script(pipeline, folder, off, be
     stacked = {name: tensor(np.stack([row[name] for row in inputs])) for name in inputs[0]}
     with no_grad():
         cond = encoder.encode(encoder.load(device="cpu", dtype="fp32", precision="auto"), stacked)
-    objective = model.objective(ModelSection(), LossSection(), "cpu")
-    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
-    x, n, t = tensor(latents), tensor(noise), tensor(levels)
     cond |= by_name(map(tensor, controls))
-    with no_grad():
-        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+    found = training_loss(model, cond, latents, noise, levels)
 
     with torch.no_grad():
         captions, text_ids = pipeline.encode_prompt(prompts)

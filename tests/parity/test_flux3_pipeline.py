@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from flame_train.config.schema import LossSection, ModelSection
+from flame_train.config.schema import ModelSection
 from flame_train.data.padding import collate
-from flame_train.engine import no_grad, tensor
+from flame_train.engine import tensor
 from flame_train.errors import ConfigError
 from flame_train.models.common.control import by_name
 from flame_train.models.registry import FAMILIES, family_of
@@ -23,6 +23,8 @@ from tests.parity.pipelines import (
     opening,
     qwen_tokenizer,
     random,
+    read_alone,
+    training_loss,
 )
 from tests.tools.test_sample import PLAIN
 
@@ -169,21 +171,11 @@ def test_the_training_loss_is_that_of_diffusers_parts(pipeline, folder, off, bes
     controls = [rng.standard_normal((2, *size, 128)).astype(np.float32) for size in beside]
     levels = np.array([0.3, 0.875], np.float32)
     (encoder,) = model.text
-    network, examples = encoder.load(device="cpu", dtype="fp32", precision="auto"), []
-    for text in (PROMPT, LONGER):
-        row = encoder.inputs(text)
-        with no_grad():
-            made = encoder.encode(network, {name: tensor(a[None]) for name, a in row.items()})
-        assert made["qwen3_rows"].numpy().tolist() == [encoder.rows(row)]
-        examples.append(encoder.without_padding(row, {"qwen3": made["qwen3"].numpy()[0]}))
-    objective = model.objective(ModelSection(), LossSection(), "cpu")
-    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
-    x, n, t = tensor(latents), tensor(noise), tensor(levels)
+    examples = read_alone(encoder, (PROMPT, LONGER))
     cond = {name: tensor(a) for name, a in collate(examples, model.paddings).items()}
     assert cond["qwen3"].shape == (2, 160, 8 * 16)
     cond |= by_name(map(tensor, controls))
-    with no_grad():
-        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+    found = training_loss(model, cond, latents, noise, levels)
 
     from diffusers.modular_pipelines.flux3 import before_denoise, encoders
 

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.views import View
 from flame_train.engine import no_grad, tensor
 from flame_train.models.common.control import by_name
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.flux import family as flux
 from flame_train.models.registry import FAMILIES, family_of
-from tests.parity.pipelines import PROMPT, check_sample, control_images, opening, random
+from tests.parity.pipelines import PROMPT, check_sample, control_images, opening, random, training_loss
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -125,12 +124,8 @@ def test_the_training_loss_is_that_of_the_pipelines_network(pipeline, model, cap
     control = rng.standard_normal((2, 6, 4, 16)).astype(np.float32)
     levels, cond = np.array([0.3, 0.875], np.float32), captions([PROMPT, "a blue square"])
     theirs = as_theirs(cond)
-    objective = model.objective(ModelSection(), LossSection(), "cpu")
-    denoiser = model.load_denoiser(device="cpu", dtype="fp32", guidance_scale=2.5)
-    x, n, t = tensor(latents), tensor(noise), tensor(levels)
     seen = cond | by_name([tensor(control)])
-    with no_grad():
-        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, seen), x, n, t).mean().item()
+    found = training_loss(model, seen, latents, noise, levels, guidance_scale=2.5)
 
     with torch.no_grad():
         images, noises, clean = (torch.from_numpy(a).permute(0, 3, 1, 2) for a in (latents, noise, control))

@@ -5,11 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.padding import collate
-from flame_train.engine import no_grad, tensor
+from flame_train.engine import tensor
 from flame_train.models.registry import FAMILIES, family_of
-from tests.parity.pipelines import PROMPT, check_refused_config, check_sample, opening, qwen_tokenizer, random
+from tests.parity.pipelines import (
+    PROMPT,
+    check_refused_config,
+    check_sample,
+    opening,
+    qwen_tokenizer,
+    random,
+    read_alone,
+    training_loss,
+)
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -83,18 +91,9 @@ def test_the_training_loss_is_that_of_diffusers(pipeline, folder, off):
     latents, noise = (rng.standard_normal((2, 8, 12, 16)).astype(np.float32) for _ in range(2))
     levels = np.array([0.3, 0.875], np.float32)
     (encoder,) = model.text
-    network, examples = encoder.load(device="cpu", dtype="fp32", precision="auto"), []
-    for text in (PROMPT, LONGER):
-        row = encoder.inputs(text)
-        with no_grad():
-            made = encoder.encode(network, {name: tensor(a[None]) for name, a in row.items()})
-        examples.append(encoder.without_padding(row, {"qwen3": made["qwen3"].numpy()[0]}))
-    objective = model.objective(ModelSection(), LossSection(), "cpu")
-    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
-    x, n, t = tensor(latents), tensor(noise), tensor(levels)
+    examples = read_alone(encoder, (PROMPT, LONGER))
     cond = {name: tensor(a) for name, a in collate(examples, model.paddings).items()}
-    with no_grad():
-        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+    found = training_loss(model, cond, latents, noise, levels)
 
     with torch.no_grad():
         states, mask = pipeline.encode_prompt([PROMPT, LONGER])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flame_train.config.schema import LossSection, ModelSection, TextEncodersSection
+from flame_train.config.schema import ModelSection, TextEncodersSection
 from flame_train.data.buckets import Placement
 from flame_train.data.padding import collate
 from flame_train.data.samples import EncoderInput
@@ -27,7 +27,16 @@ from flame_train.models.registry import FAMILIES, family_of
 from flame_train.text_encoders.qwen3.encoder import EDITING
 from flame_train.text_encoders.qwen3.tokenizer import QwenTokenizer
 from flame_train.text_encoders.qwen3.vision_encoder import STATES_KEPT_2_5
-from tests.parity.pipelines import PROMPT, check_accepted, check_sample, control_images, opening, qwen_tokenizer, random
+from tests.parity.pipelines import (
+    PROMPT,
+    check_accepted,
+    check_sample,
+    control_images,
+    opening,
+    qwen_tokenizer,
+    random,
+    training_loss,
+)
 from tests.parity.test_qwenimage1_pipeline import text_encoder
 from tests.parity.test_qwenimage_pipeline import PARTS, Processor
 
@@ -154,12 +163,8 @@ def test_the_training_loss_is_that_of_diffusers(pipeline, model, tmp_path, off, 
         kept = encoder.without_padding(row, {"qwen3": made["qwen3"].numpy()[0]})
         assert len(kept["qwen3"]) == encoder.rows_of(reading) == int(made["qwen3_rows"].numpy()[0])
         examples.append(kept | by_name(model.vae.seen(x) for x in clean))
-    objective = model.objective(ModelSection(), LossSection(), "cpu")
-    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
-    x, n, t = tensor(latents), tensor(noise), tensor(levels)
     cond = {name: tensor(a) for name, a in collate(examples, model.paddings).items()}
-    with no_grad():
-        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+    found = training_loss(model, cond, latents, noise, levels)
 
     losses = []
     for text, own, example, image, noised, level in zip(texts, images, examples, latents, noise, levels, strict=True):

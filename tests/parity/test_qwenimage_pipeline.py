@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flame_train.config.schema import LossSection, ModelSection
+from flame_train.config.schema import ModelSection
 from flame_train.data.buckets import Placement
 from flame_train.data.padding import collate
 from flame_train.data.samples import EncoderInput
@@ -32,6 +32,7 @@ from tests.parity.pipelines import (
     opening,
     qwen_tokenizer,
     random,
+    training_loss,
 )
 
 torch = pytest.importorskip("torch")
@@ -193,12 +194,8 @@ def test_the_training_loss_is_that_of_diffusers(pipeline, folder, tmp_path, off,
             == int(made["qwen3_rows"].numpy()[0])
         )
         examples.append(kept | by_name(model.vae.seen(x) for x in clean))
-    objective = model.objective(ModelSection(), LossSection(), "cpu")
-    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
-    x, n, t = tensor(latents), tensor(noise), tensor(levels)
     cond = {name: tensor(a) for name, a in collate(examples, model.paddings).items()}
-    with no_grad():
-        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+    found = training_loss(model, cond, latents, noise, levels)
 
     losses = []
     for text, own, example, image, noised, level in zip(texts, images, examples, latents, noise, levels, strict=True):

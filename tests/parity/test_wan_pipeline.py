@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.padding import collate
-from flame_train.engine import no_grad, tensor
+from flame_train.engine import tensor
 from flame_train.engine.random import Rng
 from flame_train.errors import ModelFileError
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED, family_of
@@ -19,6 +18,7 @@ from flame_train.models.wan.names import TINY_VAE
 from flame_train.run.sampling.draw import SAMPLE_NOISE
 from flame_train.tools.sample import sample
 from tests.parity.models.test_vae_wan import twin_of
+from tests.parity.pipelines import read_alone, training_loss
 from tests.parity.test_chroma_pipeline import random, tokenizer
 from tests.tools.test_sample import PLAIN
 
@@ -103,20 +103,10 @@ def test_the_training_loss_is_that_of_the_pipelines_parts(pipeline, folder, off)
     latents, noise = (rng.standard_normal((2, *LATENTS)).astype(np.float32) for _ in range(2))
     levels = np.array([0.3, 0.875], np.float32)
     encoder = replace(model.text[0], length=TOKENS)
-    network = encoder.load(device="cpu", dtype="fp32", precision="auto")
-    examples = []
-    for text in (PROMPT, LONGER):
-        row = encoder.inputs(text)
-        with no_grad():
-            made = encoder.encode(network, {name: tensor(a[None]) for name, a in row.items()})
-        examples.append({"t5": made["t5"].numpy()[0][: encoder.rows(row)]})
+    examples = read_alone(encoder, (PROMPT, LONGER))
     cond = {name: tensor(a) for name, a in collate(examples, encoder.paddings).items()}
     assert cond["t5"].shape == (2, TOKENS, 32)
-    objective = model.objective(ModelSection(), LossSection(), "cpu")
-    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
-    x, n, t = tensor(latents), tensor(noise), tensor(levels)
-    with no_grad():
-        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
+    found = training_loss(model, cond, latents, noise, levels)
 
     with torch.no_grad():
         captions, _ = pipeline.encode_prompt(

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from flame_train.config.schema import LossSection, ModelSection
-from flame_train.engine import no_grad, tensor
+from flame_train.data.padding import collate
+from flame_train.engine import tensor
 from flame_train.models.registry import FAMILIES, family_of
 from tests.parity.pipelines import (
     PROMPT,
@@ -18,6 +18,8 @@ from tests.parity.pipelines import (
     opening,
     qwen_tokenizer,
     random,
+    read_alone,
+    training_loss,
 )
 from tests.tools.test_sample import PLAIN
 
@@ -99,29 +101,14 @@ def test_the_training_loss_is_that_of_diffusers_script(pipeline, folder, off):
     rng = np.random.default_rng(0)
     latents, noise = (rng.standard_normal((2, 8, 12, 16)).astype(np.float32) for _ in range(2))
     levels = np.array([0.3, 0.875], np.float32)
-    examples = []
-    for text in (PROMPT, "a much longer caption, which takes more than thirty-two tokens of bytes"):
-        row = model.text[0].inputs(text)
-        network = model.text[0].load(device="cpu", dtype="fp32", precision="auto")
-        with no_grad():
-            made = model.text[0].encode(network, {name: tensor(a[None]) for name, a in row.items()})
-        examples.append(made["qwen3"].numpy()[0][: model.text[0].rows(row)])
-    rows = np.array([len(e) for e in examples], np.int32)
-    context = np.stack([np.pad(e, ((0, max(rows) - len(e)), (0, 0))) for e in examples])
+    texts = [PROMPT, "a much longer caption, which takes more than thirty-two tokens of bytes"]
+    examples = read_alone(model.text[0], texts)
+    cond = {name: tensor(a) for name, a in collate(examples, model.paddings).items()}
+    found = training_loss(model, cond, latents, noise, levels)
 
-    objective = model.objective(ModelSection(), LossSection(), "cpu")
-    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
-    x, n, t = tensor(latents), tensor(noise), tensor(levels)
-    cond = {"qwen3": tensor(context), "qwen3_rows": tensor(rows)}
-    with no_grad():
-        found = objective.losses(denoiser.denoise(objective.noised(x, n, t), t, cond), x, n, t).mean().item()
-
-    captions, _ = pipeline.encode_prompt(
-        [PROMPT, "a much longer caption, which takes more than thirty-two tokens of bytes"],
-        do_classifier_free_guidance=False,
-    )
+    captions, _ = pipeline.encode_prompt(texts, do_classifier_free_guidance=False)
     for ours, theirs in zip(examples, captions, strict=True):
-        assert off(ours, theirs.detach()) < 1e-5
+        assert off(ours["qwen3"], theirs.detach()) < 1e-5
     with torch.no_grad():
         images, noises = (torch.from_numpy(a).permute(0, 3, 1, 2) for a in (latents, noise))
         sigmas = torch.from_numpy(levels)[:, None, None, None]
