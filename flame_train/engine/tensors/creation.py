@@ -106,9 +106,6 @@ def arange(
         dtype: the elements' dtype; None: int64 for whole numbers, else the default dtype.
         requires_grad: whether it is a leaf that gets a gradient.
 
-    Returns:
-        A tensor (n,).
-
     Raises:
         ValueError: the step is 0 or leads away from `end`, or a number is not finite.
     """
@@ -144,9 +141,6 @@ def linspace(
         start, end: the first and the last number.
         dtype: the elements' dtype; None: the default dtype.
         requires_grad: whether it is a leaf that gets a gradient.
-
-    Returns:
-        A tensor (steps,).
     """
     (count,) = _size("linspace", (steps,))
     xp = _backend(device).xp

@@ -294,9 +294,6 @@ def source(
         splits: equal parts of the columns of a.
         whole: whether a and b are int8.
         rotated: columns of the result that are rotated together; 0: none.
-
-    Returns:
-        The source.
     """
     numbers = {
         "CONSUMERS": tile.consumers,

@@ -83,15 +83,12 @@ def candidate_tiles(tiles: Sequence[Tile], m: int, n: int, multiprocessors: int)
 
 
 def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
-    """The most efficient tile, if saving a pass over the result gains more than its inefficiency costs; else None.
+    """Returns the best tile, if saving a pass over the result gains more than its inefficiency costs; else None.
 
     Args:
         tiles: what there is to choose from.
         m, n, k: the product's sizes.
         multiprocessors: the GPU's multiprocessors.
-
-    Returns:
-        The tile.
     """
     best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
     if best is None or SM_90.dual_gemm_time / best.used(m, n, multiprocessors) > 1 + SM_90.second_product_time / k:
@@ -100,13 +97,10 @@ def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int)
 
 
 def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
-    """The most efficient tile, if computing a2 in it costs less than a separate launch and pass over a; else None.
+    """Returns the best tile, if computing a2 in it costs less than a separate launch and pass over a; else None.
 
     Args:
         tiles, m, n, k, multiprocessors: as in `by_rule`.
-
-    Returns:
-        The tile.
     """
     best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
     if best is None:
@@ -119,13 +113,10 @@ def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessor
 
 
 def whole_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
-    """The most efficient tile for int8, if it costs less than sums in memory and a pass over them; else None.
+    """Returns the best tile for int8, if it costs less than sums in memory and a pass over them; else None.
 
     Args:
         tiles, m, n, k, multiprocessors: as in `by_rule`.
-
-    Returns:
-        The tile.
     """
     best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
     if best is None:

@@ -75,9 +75,6 @@ class Elementwise:
             dtypes: the results' dtypes.
             shape: the results' shape; None: that which the operands broadcast to.
             out: arrays for the results, or none.
-
-        Returns:
-            The results.
         """
         arrays = {n: v for n, v in operands.items() if hasattr(v, "dtype")}
         numbers = {n: v for n, v in operands.items() if n not in arrays}

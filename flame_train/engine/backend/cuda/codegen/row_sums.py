@@ -114,9 +114,6 @@ class RowSums:
             out: arrays for the outputs, or none.
             groups: how many groups of rows have sums of their own.
             summed: the sums' dtype.
-
-        Returns:
-            The outputs, and the sums.
         """
         call = self._rows.prepared(program, operands, dtypes, out)
         run = call.count // groups

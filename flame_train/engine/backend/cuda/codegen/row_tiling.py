@@ -60,9 +60,6 @@ def row_tiling(columns: int, width: int, loads: int, held: int, tuning: Tuning =
         held: how many of these it keeps in registers.
         tuning: the thresholds of an architecture.
         together: neighbouring threads, up to a warp, that have whole groups of packets, of which a row is made.
-
-    Returns:
-        The tiling.
     """
     packets = columns // width
     if packets <= _WARP:
@@ -120,9 +117,6 @@ def row_sums_tiling(
         vectors: numbers that are kept of each element.
         tuning: the architecture's thresholds.
         halves: whether each thread has the same packets of both halves of a row.
-
-    Returns:
-        The tiling.
     """
     packets = columns // width
     most = max(1, tuning.elements_per_total * totals // (width * (1 + vectors)))
