@@ -193,7 +193,7 @@ class UNet(BlockNetwork):
         self.time_embed = _mlp(arch.model_channels, emb_dim)
         if arch.adm_in_channels:
             self.label_emb = nn.ModuleList([_mlp(arch.adm_in_channels, emb_dim)])
-        skips = self._build_down(emb_dim)
+        skips = self._build_down()
         width = arch.model_channels * arch.channel_mult[-1]
         self.middle_block = nn.ModuleList(
             [
@@ -212,8 +212,8 @@ class UNet(BlockNetwork):
         )
         self._blocks = [part for _, part in self.named_modules() if isinstance(part, TransformerBlock)]
 
-    def _build_down(self, emb_dim: int) -> list[int]:
-        """Returns the way down; returns the channels that each of its blocks leaves for the way up."""
+    def _build_down(self) -> list[int]:
+        """Makes the way down; returns the channels that each of its blocks leaves for the way up."""
         arch = self.arch
         width = arch.model_channels
         self.input_blocks = nn.ModuleList([nn.ModuleList([nn.Conv2d(arch.in_channels, width, 3, padding=1)])])
