@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from typing import Any
 
 import pytest
+
+from tests.run_files import log_of
 
 from .conftest import Study
 
@@ -25,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 def shown(runs: Study, name: str) -> tuple[dict[str, bytes], list[Any]]:
     """The bytes of the grids, and what the log says of validations but for the time that they took."""
     grids = {file.name: file.read_bytes() for file in (runs.folder / name / "samples").iterdir()}
-    lines = [json.loads(line)["validation"] for line in (runs.folder / name / "log.jsonl").read_text().splitlines()]
+    lines = [row["validation"] for row in log_of(runs.folder / name)]
     return grids, [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 

@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 from flame_train.config.render import toml_value
+from tests.run_files import log_of
 from tests.tiny_sdxl import write_tiny_sdxl
 
 ROOT = Path(__file__).parents[2]
@@ -239,7 +240,7 @@ class Job:
 
     def log(self) -> list[dict[str, Any]]:
         """The log without what depends on the clock and on the machine."""
-        lines = [json.loads(line) for line in (self.out / "log.jsonl").read_text().splitlines()]
+        lines = log_of(self.out)
         return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
 
     def steps(self) -> list[int]:

@@ -14,12 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flame_train.io.safetensors import SafetensorsFile, save_file
-
-
-def tensors_of(path: Path) -> dict[str, np.ndarray]:
-    with SafetensorsFile(path) as file:
-        return {name: np.array(file.read(name)) for name in file.names}
+from flame_train.io.safetensors import save_file
+from tests.run_files import arrays_of
 
 
 class Trap:
@@ -71,17 +67,17 @@ def a_lora(base: Path, path: Path) -> None:
 
 
 def missing_keys(base: Path, path: Path) -> None:
-    save_file(path, {k: v for k, v in tensors_of(base).items() if ".out_layers." not in k})
+    save_file(path, {k: v for k, v in arrays_of(base).items() if ".out_layers." not in k})
 
 
 def misshaped(base: Path, path: Path) -> None:
-    tensors = tensors_of(base)
+    tensors = arrays_of(base)
     name = "model.diffusion_model.out.2.bias"
     save_file(path, tensors | {name: np.zeros(7, np.float16)})
 
 
 def not_finite(base: Path, path: Path) -> None:
-    tensors = tensors_of(base)
+    tensors = arrays_of(base)
     tensors["model.diffusion_model.time_embed.0.bias"][3] = np.nan
     save_file(path, tensors)
 
@@ -206,7 +202,7 @@ def test_images_of_every_kind_look_the_same_to_the_model(own):
     assert ended.code == 0, ended.stderr
     entries = []
     for path in own.cache.rglob("*.safetensors"):
-        tensors = tensors_of(path)
+        tensors = arrays_of(path)
         if "mean" in tensors:
             entries.append(tensors)
     assert len(entries) == 5
@@ -271,7 +267,7 @@ def test_all_that_does_not_fit_the_model_is_told_at_once_with_its_line(job):
 
 def test_layers_that_lora_files_have_no_name_for_are_refused_before_training(job, world):
     """The names in LoRA files are those of SDXL's own layers; this model has more of them in one place."""
-    tensors = tensors_of(world / "base.safetensors")
+    tensors = arrays_of(world / "base.safetensors")
     first = {name: tensor for name, tensor in tensors.items() if ".transformer_blocks.0." in name}
     path = job.folder / "deep.safetensors"
     for depth in range(1, 4):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
 from flame_train.models.registry import FAMILIES
 from flame_train.run.commands.stages import train
+from tests.run_files import losses_of
 
 pytestmark = pytest.mark.gpu
 
@@ -40,17 +39,13 @@ def config(request, drawn, tmp_path):
     return write
 
 
-def losses(folder):
-    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines() if '"loss"' in line]
-
-
 def test_a_captured_step_takes_control_images(config, tmp_path):
     train(config("run"), [], "cuda", False)
-    whole, found = (tmp_path / "run" / "lora.safetensors").read_bytes(), losses(tmp_path / "run")
+    whole, found = (tmp_path / "run" / "lora.safetensors").read_bytes(), losses_of(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "one")
     train(config("run"), [], "cuda", False)
     assert (tmp_path / "run" / "lora.safetensors").read_bytes() == whole
     train(config("streamed"), ["model.offload=1.0"], "cuda", False)
-    assert losses(tmp_path / "streamed") == found
+    assert losses_of(tmp_path / "streamed") == found
     train(config("cpu"), [], "cpu", False)
-    np.testing.assert_allclose(found, losses(tmp_path / "cpu"), rtol=2e-3)
+    np.testing.assert_allclose(found, losses_of(tmp_path / "cpu"), rtol=2e-3)

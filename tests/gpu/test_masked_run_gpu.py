@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from flame_train.config.render import resolved
 from flame_train.run.commands.stages import train
+from tests.run_files import losses_of
 
 pytestmark = pytest.mark.gpu
 
@@ -37,18 +36,14 @@ def config(small_config, drawn, tmp_path):
     return write
 
 
-def losses(folder):
-    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines() if '"loss"' in line]
-
-
 @pytest.mark.parametrize("data", [{"masks": "files", "mask_normalize": True}, {}])
 def test_a_captured_step_takes_masks_and_weights(config, tmp_path, data):
     first = config("run", **data)
     train(first, [], "cuda", False)
     whole = (tmp_path / "run" / "lora.safetensors").read_bytes()
-    found = losses(tmp_path / "run")
+    found = losses_of(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "one")
     train(first, [], "cuda", False)
     assert (tmp_path / "run" / "lora.safetensors").read_bytes() == whole
     train(config("cpu", **data), [], "cpu", False)
-    np.testing.assert_allclose(found, losses(tmp_path / "cpu"), rtol=2e-3)
+    np.testing.assert_allclose(found, losses_of(tmp_path / "cpu"), rtol=2e-3)

@@ -39,9 +39,9 @@ from flame_train.engine.optim import (
 )
 from flame_train.engine.optim.update import FusedUpdate, ReferenceUpdate
 from flame_train.engine.random import Rng
-from flame_train.io.safetensors import SafetensorsFile
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.run.train.step_state import build_optimizer
+from tests.run_files import lora_of
 
 pytestmark = pytest.mark.gpu
 
@@ -281,11 +281,6 @@ def test_every_update_but_muons_is_a_few_kernels(name: str) -> None:
     assert len(told) <= 5
 
 
-def lora_bytes(folder: Path) -> dict[str, bytes]:
-    with SafetensorsFile(folder / "lora.safetensors") as file:
-        return {name: np.asarray(file.read(name)).tobytes() for name in file.names}
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
     name: str, small_base: Path, drawn: Path, tmp_path: Path
@@ -327,7 +322,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
     assert run("killed", "checkpoint.before_rename:2") == -signal.SIGKILL
     assert not (tmp_path / "killed" / "lora.safetensors").exists()
     assert run("killed") == 0
-    assert lora_bytes(tmp_path / "killed") == lora_bytes(tmp_path / "whole")
+    assert lora_of(tmp_path / "killed") == lora_of(tmp_path / "whole")
 
 
 def test_state_moves_between_devices() -> None:

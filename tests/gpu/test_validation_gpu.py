@@ -18,6 +18,7 @@ from flame_train.run.commands.stages import train
 from flame_train.tools import bench
 from flame_train.training import validation
 from flame_train.training.step import micro, update
+from tests.run_files import log_of
 
 pytestmark = pytest.mark.gpu
 
@@ -49,10 +50,6 @@ def asked(tmp_path: Path) -> Any:
     return make
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
 def test_a_captured_run_trains_the_same_bytes_with_and_without(asked: Any, tmp_path: Path, family: str) -> None:
     train(asked(family, "with"), [], "cuda", False)
@@ -60,7 +57,7 @@ def test_a_captured_run_trains_the_same_bytes_with_and_without(asked: Any, tmp_p
     train(asked(family, "without", **off), [], "cuda", False)
     for file in ("lora.safetensors", "checkpoints/step-000012/optimizer.safetensors"):
         assert (tmp_path / "with" / file).read_bytes() == (tmp_path / "without" / file).read_bytes(), file
-    told = [line["validation"] for line in lines(tmp_path / "with") if "validation" in line]
+    told = [line["validation"] for line in log_of(tmp_path / "with") if "validation" in line]
     assert len(told) == 4
     assert all(np.isfinite(one["loss"]) for one in told)
     images = json.loads((tmp_path / "with" / "images.json").read_text())["images"]

@@ -26,6 +26,7 @@ from flame_train.disk.preflight import is_temporary, make_folder, temporary_name
 from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.runlog import LogFile, mend_status, state_of
+from tests.run_files import log_of
 
 TOY = Path(__file__).with_name("toy_run.py")
 ROOT = Path(__file__).parents[2]
@@ -411,7 +412,7 @@ def file_size_limit(limit: int) -> Iterator[None]:
 
 
 def lines_of(path: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (path / "log.jsonl").read_text().splitlines()]
+    return [row["step"] for row in log_of(path)]
 
 
 @pytest.mark.parametrize("room", [0, 5, 12, 17])

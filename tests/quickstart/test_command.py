@@ -29,6 +29,7 @@ from flame_train.run.check.check_run import check
 from flame_train.run.plan.plan import make_plan
 from flame_train.tools.init import template
 from flame_train.training.session import StopRequest
+from tests.run_files import log_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,7 +110,7 @@ def test_the_whole_of_it_learns_and_does_not_forget(learned):
     loss = said["held_out_loss"]
     assert loss["new"]["after"] <= 0.7 * loss["new"]["before"]
     assert loss["known"]["after"] <= 1.05 * loss["known"]["before"]
-    lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
+    lines = log_of(folder / "run")
     assert [line["step"] for line in lines] == list(range(1, 201))
 
 
@@ -127,7 +128,7 @@ def test_it_learns_and_does_not_forget(done):
     loss = json.loads(ended.stdout)["held_out_loss"]
     assert loss["new"]["after"] <= 0.9 * loss["new"]["before"]
     assert loss["known"]["after"] <= 1.3 * loss["known"]["before"]
-    lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
+    lines = log_of(folder / "run")
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert all(math.isfinite(line["loss"]) for line in lines)
 

@@ -16,9 +16,10 @@ import pytest
 from flame_train import cli
 from flame_train.adapters.formats import from_file
 from flame_train.io.lora_names import LoraFamily
-from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.io.safetensors import save_file
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import FAMILIES
+from tests.run_files import arrays_of, log_of, losses_of
 
 Array = np.ndarray[Any, Any]
 Train = Callable[..., int]
@@ -30,12 +31,6 @@ def small_base(factory: pytest.TempPathFactory, family: str) -> Path:
     folder = factory.mktemp(family)
     FAMILIES[family].write_small_base(folder, 3)
     return folder / "base.safetensors"
-
-
-def arrays_of(path: Path) -> dict[str, Array]:
-    """All tensors of a file."""
-    with SafetensorsFile(path) as file:
-        return {name: np.array(file.read(name)) for name in file.names}
 
 
 def first_loss(run: Path) -> float:
@@ -70,7 +65,7 @@ def options(*settings: str) -> tuple[str, ...]:
 def short(train: Train, folder: Path, *settings: str) -> list[float]:
     """The losses of two steps, whose run lies in `folder`."""
     assert train(*options(f"output.dir={folder}", "train.steps=2", "sample.every=0", *settings)) == 0
-    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
+    return losses_of(folder)
 
 
 def lose_end(run: Path) -> None:
@@ -101,7 +96,7 @@ def check_continuation(train: Train, run: Path, names: LoraFamily, layers: int, 
     `layers` is how many of the `denoiser` have one.
     """
     assert train() == 0
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    log = log_of(run)
     assert [row["step"] for row in log] == [1, 2, 3, 4]
     assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
     assert (run / "samples" / "step-000004.png").exists()

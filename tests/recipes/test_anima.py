@@ -19,7 +19,6 @@ from tests.recipes.bases import (
     FP8,
     Array,
     Train,
-    arrays_of,
     below,
     check_continuation,
     options,
@@ -28,6 +27,7 @@ from tests.recipes.bases import (
     trainer,
     with_a_longer_caption,
 )
+from tests.run_files import arrays_of
 
 Capture = pytest.CaptureFixture[str]
 

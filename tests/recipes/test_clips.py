@@ -23,6 +23,7 @@ from flame_train.show.grids import cropped
 from flame_train.show.run_reader import RunReader
 from flame_train.show.svg import html
 from tests.recipes.bases import lose_end, options, small_base, trainer
+from tests.run_files import log_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -74,7 +75,7 @@ def test_a_run_of_clips_and_stills_continues_to_the_same_bytes(train: Callable[.
     more = "sample.frames=5", "data.masks=files", "data.flip=true", "loss.offset_noise=0.1", "loss.pyramid_noise=2"
     assert train(*more) == 0
     run = tmp_path / "run"
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    log = log_of(run)
     assert [row["step"] for row in log] == [1, 2, 3, 4]
     assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
     rows = {row["file"]: row.get("span") for row in json.loads((run / "dataset.json").read_text())}

@@ -26,12 +26,8 @@ from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.text_encoders.qwen3.vision_encoder import Qwen3VLEncoder
 from flame_train.training.session import StopRequest
-from tests.recipes.bases import (
-    FP8,
-    arrays_of,
-    below,
-    small_base,
-)
+from tests.recipes.bases import FP8, below, small_base
+from tests.run_files import arrays_of, lora_of, losses_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -86,12 +82,6 @@ def trained(path: Path, *settings: str) -> int:
     return cli.run(["train", str(path), "--device", "cpu", *(x for each in settings for x in ("--set", each))])
 
 
-def tensors_of(run: Path) -> dict[str, bytes]:
-    """The bytes of the trained LoRA."""
-    with SafetensorsFile(run / "lora.safetensors") as file:
-        return {name: file.read(name).tobytes() for name in file.names}
-
-
 def planned(path: Path, *settings: str) -> Plan:
     return make_plan(check(load_located(str(path), settings)), StopRequest())
 
@@ -120,7 +110,7 @@ def test_a_run_gives_the_same_bytes_again_and_after_it_was_cut_short(
         '[validation]\nevery = 2\nfraction = 0.2\ntimesteps = 1\n[gradient]\ncheckpointing = "full"\n'
     )
     assert trained(path) == 0
-    first = tensors_of(run)
+    first = lora_of(run)
     image = (run / "samples" / "step-000004.png").read_bytes()
     with Image.open(run / "samples" / "step-000004.png") as grid:
         size = {(96, 64), (64, 96)} if family.startswith("qwenimage") else {(80, 48), (48, 80)}
@@ -139,10 +129,10 @@ def test_a_run_gives_the_same_bytes_again_and_after_it_was_cut_short(
     shutil.rmtree(run / "checkpoints" / "step-000004")
     (run / "lora.safetensors").unlink()
     assert trained(path, "model.offload=1.0") == 0
-    assert tensors_of(run) == first
+    assert lora_of(run) == first
     assert (run / "samples" / "step-000004.png").read_bytes() == image
     assert trained(path, f"output.dir={edits / 'again'}") == 0
-    assert tensors_of(edits / "again") == first
+    assert lora_of(edits / "again") == first
 
 
 def test_a_text_encoder_that_reads_images_has_states_of_each_caption_beside_each_view(
@@ -243,9 +233,9 @@ def test_a_checkpoint_without_the_vision_tower_takes_no_control_images(
 def test_what_is_learnt_depends_on_the_control_images(config: Callable[..., Path], edits: Path) -> None:
     path = config("flux", '"before"')
     assert trained(path, "train.steps=1", "checkpoint.every=1") == 0
-    first = tensors_of(edits / "run")
+    first = lora_of(edits / "run")
     assert trained(path, "train.steps=1", f"data.control={edits / 'images'}", f"output.dir={edits / 'other'}") == 0
-    assert tensors_of(edits / "other") != first
+    assert lora_of(edits / "other") != first
 
 
 def test_a_run_is_not_continued_with_other_control_images(
@@ -309,7 +299,7 @@ def test_comfyuis_files_of_qwen_image_edit_train_with_one_image_beside_some_and_
     for file, more in (("mine", apart), ("qwen-image-edit-2511", [])):
         run = [f"model.checkpoint={edits / file}.safetensors", f"output.dir={edits / file}", "train.steps=3", *more]
         assert trained(path, *run, "checkpoint.every=3") == 0
-        losses.append([json.loads(line)["loss"] for line in (edits / file / "log.jsonl").read_text().splitlines()])
+        losses.append(losses_of(edits / file))
         rows = json.loads((edits / file / "dataset.json").read_text())
         assert {len(row["controls"]) for row in rows} == {1, 2}
     assert losses[0] == losses[1]

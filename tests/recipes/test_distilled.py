@@ -20,6 +20,7 @@ from tests.recipes.bases import (
     forget,
     lose_end,
 )
+from tests.run_files import lora_of
 
 SAMPLED = (
     *("sample.prompts=['a red circle', 'a red circle --am 0']", "sample.every=3", "sample.steps=2"),
@@ -135,13 +136,7 @@ def test_a_run_of_an_older_version_goes_on_without_a_grid_of_step_0(train_small:
         "step-000002.png",
         "step-000004.png",
     ]
-    assert trained(tmp_path / "old") == trained(tmp_path / "whole")
-
-
-def trained(run: Path) -> dict[str, bytes]:
-    """Every trained tensor, and the optimizer's state."""
-    with SafetensorsFile(run / "lora.safetensors") as file:
-        return {name: file.read(name).tobytes() for name in file.names}
+    assert lora_of(tmp_path / "old") == lora_of(tmp_path / "whole")
 
 
 def first_loss(run: Path) -> float:
@@ -164,7 +159,7 @@ def test_a_run_with_all_of_it_goes_on_to_the_same_bytes(train_small: Train, tmp_
     shutil.rmtree(killed / "checkpoints/step-000004")
     (killed / "lora.safetensors").unlink()
     assert train_small("zimage", *settings(*asked, f"output.dir={killed}")) == 0
-    assert trained(killed) == trained(tmp_path / "whole")
+    assert lora_of(killed) == lora_of(tmp_path / "whole")
     assert validation_of(killed) == validation_of(tmp_path / "whole")
 
 

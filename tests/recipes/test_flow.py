@@ -40,6 +40,7 @@ from flame_train.run.sampling.requests import with_defaults
 from flame_train.run.train.step_state import load_denoiser
 from flame_train.training.session import Session, StopRequest
 from tests.recipes.conftest import MODELS
+from tests.run_files import log_of
 
 Train = Callable[..., int]
 
@@ -57,7 +58,7 @@ def planned(family: str, config: Config) -> Plan:
 def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: Path) -> None:
     assert train() == 0
     run = tmp_path / "run" / "it"
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    log = log_of(run)
     assert [row["step"] for row in log] == [1, 2, 3, 4]
     assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
     assert (run / "samples" / "step-000004.png").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from flame_train.adapters.formats import from_file
 from flame_train.models.flux2.names import lora_family
 from flame_train.models.registry import family_of
 from tests.recipes.bases import small_base
+from tests.run_files import log_of
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_a_run_writes_the_same_lora_in_both_formats(base: Path, drawn: Path, tmp
     )
     assert cli.run(["train", str(config), "--device", "cpu"]) == 0
     run = tmp_path / "run"
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    log = log_of(run)
     assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
     assert (run / "samples" / "step-000002.png").exists()
     files = [from_file(path, lora_family()).state["transformer"] for path in sorted(run.glob("lora*.safetensors"))]

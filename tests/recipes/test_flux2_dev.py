@@ -20,13 +20,13 @@ from flame_train.tools.bench.models import find
 from tests.recipes.bases import (
     Array,
     Train,
-    arrays_of,
     check_continuation,
     check_separate_files,
     short,
     trainer,
     with_a_longer_caption,
 )
+from tests.run_files import arrays_of
 
 TEXT = "text_encoders.mistral3_24b.transformer."
 

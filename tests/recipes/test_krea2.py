@@ -15,7 +15,6 @@ from flame_train.models.krea2.names import lora_family
 from tests.recipes.bases import (
     Array,
     Train,
-    arrays_of,
     below,
     check_continuation,
     check_separate_files,
@@ -24,6 +23,7 @@ from tests.recipes.bases import (
     trainer,
     with_a_longer_caption,
 )
+from tests.run_files import arrays_of
 
 Capture = pytest.CaptureFixture[str]
 TEXT = "text_encoders.qwen3vl_4b.transformer."

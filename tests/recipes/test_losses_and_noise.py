@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flame_train.io.safetensors import SafetensorsFile
 from tests.recipes.bases import lose_end
+from tests.run_files import lora_of, losses_of
 
 NOISES = {
     "loss.offset_noise": "0.1",
@@ -33,11 +32,6 @@ def settings(keys: dict[str, str]) -> list[str]:
     return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
 
 
-def lora(folder: Path) -> dict[str, bytes]:
-    with SafetensorsFile(folder / "lora.safetensors") as file:
-        return {name: np.asarray(file.read(name)).tobytes() for name in file.names}
-
-
 @pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
 def test_a_run_with_all_of_them_continues_to_the_bit(
     family: str, train_small: Callable[..., int], tmp_path: Path
@@ -47,10 +41,10 @@ def test_a_run_with_all_of_them_continues_to_the_bit(
     def run(name: str, **more: str) -> dict[str, bytes]:
         place = {"output.dir": str(tmp_path / name), "schedule.name": "constant"}
         assert train_small(family, *settings(place | more)) == 0
-        return lora(tmp_path / name)
+        return lora_of(tmp_path / name)
 
     whole = run("parts", **keys)
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "parts" / "log.jsonl").read_text().splitlines()]
+    losses = losses_of(tmp_path / "parts")
     assert len(losses) == 3
     assert np.isfinite(losses).all()
     lose_end(tmp_path / "parts")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 from flame_train.engine.optim.transform import shown_by
 from flame_train.optimizers import OPTIMIZERS
 from tests.recipes.bases import lose_end
-from tests.recipes.test_losses_and_noise import lora, settings
+from tests.recipes.test_losses_and_noise import settings
+from tests.run_files import log_of, lora_of
 
 IN_CI = ("schedule_free_adamw", "prodigy")  # one that keeps other weights for drawing, and one that finds its rate
 OF_ONE_FAMILY = (*IN_CI, "adamw", "adamw8bit", "adafactor", "muon")  # with state of other kinds
@@ -41,10 +41,10 @@ def test_a_run_continues_to_the_bit(
         "lora.targets": "['full']",
     }
     assert train_small(family, *settings(keys)) == 0
-    whole, log = lora(run), [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    whole, log = lora_of(run), log_of(run)
     lose_end(run)
     assert train_small(family, *settings(keys)) == 0
-    assert lora(run) == whole
+    assert lora_of(run) == whole
     assert len(log) == 3
     shown = shown_by(OPTIMIZERS[name]().rule())
     assert all(set(shown) <= line.keys() for line in log)

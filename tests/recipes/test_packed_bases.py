@@ -10,13 +10,9 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import quants
 
-from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.io.safetensors import save_file
 from flame_train.tools.inspect import inspect_file
-
-
-def read(path):
-    with SafetensorsFile(path) as file:
-        return {name: np.array(file.read(name)) for name in file.names}
+from tests.run_files import arrays_of
 
 
 def is_matrix(array):
@@ -27,7 +23,7 @@ def as_gguf(base, path):
     """The file in Q8_0, and the numbers that this leaves."""
     left = {}
     writer = gguf.GGUFWriter(path, "flux")
-    for name, array in read(base).items():
+    for name, array in arrays_of(base).items():
         packed = quants.quantize(array.astype(np.float32), Kind.Q8_0) if is_matrix(array) else None
         left[name] = array if packed is None else quants.dequantize(packed, Kind.Q8_0)
         writer.add_tensor(
@@ -44,7 +40,7 @@ def as_gguf(base, path):
 
 def as_int8(base, path):
     stored, left = {}, {}
-    for name, array in read(base).items():
+    for name, array in arrays_of(base).items():
         stored[name] = left[name] = array
         if is_matrix(array) and name.endswith(".weight") and "embedding" not in name:
             layer, scale = name.removesuffix(".weight"), np.abs(array).max(1, keepdims=True).astype(np.float32) / 127
@@ -82,7 +78,7 @@ def test_a_packed_base_trains_as_its_numbers_do(train_small, tmp_path, family, w
             f"data.cache={tmp_path / name}.c",
         )
         assert train_small(family, *(word for setting in settings for word in ("--set", setting))) == 0
-        runs.append(read(tmp_path / name / "lora.safetensors"))
+        runs.append(arrays_of(tmp_path / name / "lora.safetensors"))
     assert runs[0].keys() == runs[1].keys()
     for name, array in runs[0].items():
         np.testing.assert_array_equal(array, runs[1][name])

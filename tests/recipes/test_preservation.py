@@ -18,8 +18,9 @@ from flame_train.run.check.check_run import check
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.session import Session, StopRequest
-from tests.recipes.test_losses_and_noise import lora, settings
-from tests.recipes.test_text_encoders import T5_TOKENS, losses, trained
+from tests.recipes.test_losses_and_noise import settings
+from tests.recipes.test_text_encoders import T5_TOKENS, trained
+from tests.run_files import lora_of, losses_of
 
 CLASS = {"preservation.kind": '"class"', "preservation.class_word": '"shape"', "captions.trigger": '"sks"'}
 SLIDER = {
@@ -59,14 +60,14 @@ def test_a_run_with_trained_text_encoders_continues_to_the_bit(family: str, kind
     keys = KINDS[kind] | trained("clip_l") | {"lora.dropout": "0.1", "data.caption_dropout": "0.3"}
     whole = run(family, "whole", keys)
     run(family, "parts", keys, 2)
-    assert lora(run(family, "parts", keys)) == lora(whole)
-    assert np.isfinite(losses(whole)).all()
+    assert lora_of(run(family, "parts", keys)) == lora_of(whole)
+    assert np.isfinite(losses_of(whole)).all()
 
 
 def test_the_first_step_pays_nothing_for_what_is_kept(run: Run) -> None:
     """An adapter that changes nothing yet is the base model: its loss is that of the run without preservation."""
     fast = {"captions.trigger": '"sks"', "optimizer.lr": "1e-2"}
-    plain, kept = losses(run("sdxl", "plain", fast)), losses(run("sdxl", "kept", CLASS | fast))
+    plain, kept = losses_of(run("sdxl", "plain", fast)), losses_of(run("sdxl", "kept", CLASS | fast))
     assert kept[0] == plain[0]
     assert kept[1:] != plain[1:]
 
@@ -76,9 +77,9 @@ def test_the_base_model_teaches_the_images_of_a_set(run: Run, drawn: Path) -> No
     of_all = sets(drawn, regularization_target="base")
     of_all["data.sets"] = of_all["data.sets"].replace(f'{{path = "{drawn}"}}, ', "")
     folder = run("sdxl", "all", of_all)
-    assert losses(folder) == [0.0] * 3
+    assert losses_of(folder) == [0.0] * 3
     mixed = run("sdxl", "mixed", sets(drawn, regularization_target="base"), 6)
-    assert min(losses(mixed)) < max(losses(mixed))
+    assert min(losses_of(mixed)) < max(losses_of(mixed))
 
 
 def test_the_base_model_is_asked_for_its_samples_alone(run: Run, drawn: Path, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from flame_train.text_encoders.qwen3.encoder import COMPREHENDING
 from tests.recipes.bases import (
     Array,
     Train,
-    arrays_of,
     below,
     check_continuation,
     check_separate_files,
@@ -25,6 +24,7 @@ from tests.recipes.bases import (
     trainer,
     with_a_longer_caption,
 )
+from tests.run_files import arrays_of
 
 Capture = pytest.CaptureFixture[str]
 TEXT = "text_encoders.qwen3vl_8b.transformer."

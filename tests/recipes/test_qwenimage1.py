@@ -18,16 +18,8 @@ from flame_train.models.common.small import write_vocabulary
 from flame_train.models.qwenimage1.family import QwenImage1Model
 from flame_train.models.qwenimage1.names import lora_family
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
-from tests.recipes.bases import (
-    Train,
-    arrays_of,
-    below,
-    check_continuation,
-    options,
-    short,
-    small_base,
-    trainer,
-)
+from tests.recipes.bases import Train, below, check_continuation, options, short, small_base, trainer
+from tests.run_files import arrays_of
 
 NAMED = ("modelspec.title", "ss_output_name", "flame_train_config", "modelspec.hash_sha256", "sshs_model_hash")
 """What follows from the name of the run folder, or has it."""

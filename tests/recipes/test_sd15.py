@@ -14,16 +14,8 @@ from flame_train import cli
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.sd15.names import lora_family
 from flame_train.models.sdxl.names_unet import SD_LEVELS, unet_from_diffusers
-from tests.recipes.bases import (
-    Train,
-    arrays_of,
-    below,
-    check_continuation,
-    options,
-    short,
-    small_base,
-    trainer,
-)
+from tests.recipes.bases import Train, below, check_continuation, options, short, small_base, trainer
+from tests.run_files import arrays_of
 
 UNET, CLIP = "model.diffusion_model.", "cond_stage_model.transformer."
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from flame_train.models.common.family import Opening
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from flame_train.models.sdxl.family import SdxlFlowModel
 from tests.recipes.bases import lose_end
-from tests.recipes.test_losses_and_noise import lora, settings
+from tests.recipes.test_losses_and_noise import settings
+from tests.run_files import lora_of, losses_of
 
 
 def opened(small_base: Path) -> SdxlFlowModel:
@@ -79,15 +79,15 @@ def test_a_run_continues_to_the_bit_with_every_choice(train_small: Callable[...,
     run = tmp_path / "run"
     asked = settings(keys | {"output.dir": str(run)})
     assert train_small("sdxl", *asked) == 0
-    whole = lora(run)
-    losses = [json.loads(line)["loss"] for line in (run / "log.jsonl").read_text().splitlines()]
+    whole = lora_of(run)
+    losses = losses_of(run)
     assert len(losses) == 3
     assert np.isfinite(losses).all()
     with SafetensorsFile(run / "lora.safetensors") as file:
         assert "flow" in file.metadata.values()
     lose_end(run)
     assert train_small("sdxl", *asked) == 0
-    assert lora(run) == whole
+    assert lora_of(run) == whole
 
 
 def test_images_are_drawn_by_its_command(small_base: Path, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import Plan, make_plan
 from flame_train.training.session import Session, StopRequest
 from tests.recipes.bases import lose_end
-from tests.recipes.test_losses_and_noise import lora, settings
+from tests.recipes.test_losses_and_noise import settings
+from tests.run_files import lora_of, losses_of
 
 ALL = {"sdxl": ("clip_l", "clip_g"), "sd3": ("clip_l", "clip_g", "t5"), "flux": ("clip_l", "t5")}
 PREFIXES = {"clip_l": "lora_te1_", "clip_g": "lora_te2_", "t5": "lora_te3_"}
@@ -58,10 +59,6 @@ def plan_of(run: Run, tmp_path: Path) -> Callable[..., Plan]:
     return one
 
 
-def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.bytes
 @pytest.mark.parametrize("family", ALL)
 def test_a_run_continues_to_the_bit_and_begins_as_one_with_cached_captions(
@@ -72,11 +69,11 @@ def test_a_run_continues_to_the_bit_and_begins_as_one_with_cached_captions(
     dropped = {"data.caption_dropout": "0.3", "text_encoders.clip_l_dropout": "0.3", "lora.dropout": "0.2"}
     varied = {"captions.shuffle": "true", "captions.tag_dropout": "0.3"}
     all_of_it = keys | dropped | varied | {"checkpoint.every": "2"}
-    whole = lora(run(family, "parts", all_of_it))
+    whole = lora_of(run(family, "parts", all_of_it))
     lose_end(tmp_path / "parts")
-    assert lora(run(family, "parts", all_of_it)) == whole
+    assert lora_of(run(family, "parts", all_of_it)) == whole
     cached, plain = (
-        losses(run(family, name, more, 1)) for name, more in (("cached", dropped), ("plain", keys | dropped))
+        losses_of(run(family, name, more, 1)) for name, more in (("cached", dropped), ("plain", keys | dropped))
     )
     assert plain == pytest.approx(cached, rel=1e-5)
 

@@ -11,7 +11,6 @@ from flame_train.io.safetensors import save_file
 from flame_train.models.registry import family_of
 from flame_train.models.wan.names import lora_family
 from tests.recipes.bases import (
-    arrays_of,
     check_continuation,
     check_separate_files,
     short,
@@ -19,6 +18,7 @@ from tests.recipes.bases import (
     trainer,
     with_a_longer_caption,
 )
+from tests.run_files import arrays_of
 
 Capture = pytest.CaptureFixture[str]
 

@@ -23,7 +23,6 @@ from flame_train.training.session import StopRequest
 from tests.recipes.bases import (
     Array,
     Train,
-    arrays_of,
     below,
     check_continuation,
     check_separate_files,
@@ -33,6 +32,7 @@ from tests.recipes.bases import (
     trainer,
     with_a_longer_caption,
 )
+from tests.run_files import arrays_of
 
 Capture = pytest.CaptureFixture[str]
 

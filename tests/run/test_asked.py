@@ -13,6 +13,7 @@ import flame_train
 from flame_train import cli
 from flame_train.errors import Interrupted
 from flame_train.io.requests import KINDS, name_of
+from tests.run_files import log_of
 
 from .test_from_python import sections
 
@@ -54,7 +55,7 @@ def ask(*kinds):
 
 def what_was_trained(folder):
     """The bytes of the LoRA and of the last checkpoint, and the log without what depends on the clock."""
-    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    log = log_of(folder)
     of_clock = ("images_per_s", "data_wait_ms", "memory")
     last = sorted((folder / "checkpoints" / "step-000005").iterdir())
     return (

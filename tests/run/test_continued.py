@@ -17,7 +17,6 @@ from flame_train.engine import Parameter
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError, FlameError, OutputError
 from flame_train.io.commit import commit, newest
-from flame_train.io.safetensors import SafetensorsFile
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train_plan
@@ -26,6 +25,7 @@ from flame_train.run.train.step_state import build_optimizer
 from flame_train.training.result import Sources, carry_over, checkpoint_files, earlier_updates, updates_done
 from flame_train.training.session import Session, StopRequest
 from tests.recipes.bases import lose_end
+from tests.run_files import arrays_of
 
 SHAPES = {"a.lora_down.weight": (4, 24), "a.lora_up.weight": (16, 4), "b.lora_down.weight": (4, 8)}
 
@@ -137,15 +137,10 @@ def prolonged(small_config, tmp_path, kept):
     return config
 
 
-def tensors(path):
-    with SafetensorsFile(path) as file:
-        return {name: np.array(file.read(name)) for name in file.names}
-
-
 def test_a_new_run_begins_with_the_lora_and_continues_to_the_bit(prolonged, tmp_path):
     still = train(prolonged("still", optimizer={"lr": 1e-9}))
-    before = tensors(tmp_path / "run" / "lora.safetensors")
-    for name, array in tensors(still["lora"]).items():
+    before = arrays_of(tmp_path / "run" / "lora.safetensors")
+    for name, array in arrays_of(still["lora"]).items():
         np.testing.assert_allclose(array, before[name], atol=1e-7)
     assert still["steps"] == 2
 
@@ -153,7 +148,7 @@ def test_a_new_run_begins_with_the_lora_and_continues_to_the_bit(prolonged, tmp_
     train(prolonged("cut", train={"steps": 1}))
     (tmp_path / "run").rename(tmp_path / "away")  # a run that has begun does not need the other one
     cut = train(prolonged("cut", train={"steps": 3}))
-    assert_same(tensors(cut["lora"]), tensors(whole["lora"]))
+    assert_same(arrays_of(cut["lora"]), arrays_of(whole["lora"]))
 
 
 def test_a_run_that_has_begun_does_not_need_the_lora_that_it_began_with(prolonged, tmp_path):
@@ -165,7 +160,7 @@ def test_a_run_that_has_begun_does_not_need_the_lora_that_it_began_with(prolonge
     with pytest.raises(ConfigError, match=r"lora\.from: .*no such file"):
         train(prolonged("new", **more))
     cut = train(prolonged("cut", **{**more, "train": {"continue_from": "", "steps": 3}}))
-    assert_same(tensors(cut["lora"]), tensors(whole["lora"]))
+    assert_same(arrays_of(cut["lora"]), arrays_of(whole["lora"]))
 
 
 @pytest.mark.parametrize("old", [False, True])

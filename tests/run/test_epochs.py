@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 
 import numpy as np
@@ -16,6 +15,7 @@ from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.session import StopRequest
+from tests.run_files import log_of
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_run_in_epochs_saves_at_their_ends_and_says_both(source, tmp_path):
     run = tmp_path / "run"
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [f"step-{n:06d}" for n in (2, 3, 5, 6)]
     assert sorted(p.name for p in (run / "samples").iterdir()) == [f"step-{n:06d}.png" for n in (0, 3, 6)]
-    assert [json.loads(line)["epoch"] for line in (run / "log.jsonl").read_text().splitlines()][-1] == 4.0
+    assert [row["epoch"] for row in log_of(run)][-1] == 4.0
     with SafetensorsFile(run / "lora.safetensors") as file:
         assert [file.metadata[f"ss_{name}"] for name in ("num_epochs", "max_train_steps")] == ["4", "6"]
     kept = tomllib.loads((run / "config.toml").read_text())

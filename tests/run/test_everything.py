@@ -21,6 +21,7 @@ from flame_train.run.commands.stages import train
 from flame_train.run.encode.encode import encode
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.session import Session, StopRequest
+from tests.run_files import log_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,7 +149,7 @@ def test_killed_and_continued_it_is_the_same_bytes(config, tmp_path, family, for
 
 def validations(folder: Path) -> list[int]:
     """The steps after which the run's log has a validation."""
-    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    records = log_of(folder)
     return [record["step"] for record in records if "validation" in record]
 
 

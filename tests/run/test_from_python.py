@@ -12,7 +12,7 @@ import pytest
 import flame_train
 from flame_train.config.render import flat
 from flame_train.errors import ConfigError
-from flame_train.io.safetensors import SafetensorsFile
+from tests.run_files import lora_of
 
 
 def sections(config, folder):
@@ -23,11 +23,6 @@ def sections(config, folder):
         given.setdefault(section, {})[key] = value
     given["output"]["dir"] = folder
     return given
-
-
-def tensors(folder):
-    with SafetensorsFile(folder / "lora.safetensors") as file:
-        return {name: file.read(name).tobytes() for name in file.names}
 
 
 def test_a_run_tells_its_listeners_and_trains_the_same_bytes(small_config, tmp_path):
@@ -50,7 +45,7 @@ def test_a_run_tells_its_listeners_and_trains_the_same_bytes(small_config, tmp_p
     assert [step for step, _ in told] == [0, 1, 2, 2, 3, 3]
     assert told[-1] == (3, "step-000003")
     flame_train.train(sections(config, tmp_path / "alone"), overrides=["train.steps=3"], device="cpu")
-    assert tensors(tmp_path / "told") == tensors(tmp_path / "alone")
+    assert lora_of(tmp_path / "told") == lora_of(tmp_path / "alone")
 
 
 TRAINS = """
@@ -125,7 +120,7 @@ def test_a_callback_stops_a_run_saved_and_the_same_call_goes_on(small_config, tm
     assert status(tmp_path / "cut")["saved"] == 4
     assert "stopped" not in flame_train.train(cut, device="cpu", on_checkpoint=lambda *_: flame_train.STOP)
     flame_train.train(sections(config, tmp_path / "whole"), device="cpu")
-    assert tensors(tmp_path / "cut") == tensors(tmp_path / "whole")
+    assert lora_of(tmp_path / "cut") == lora_of(tmp_path / "whole")
 
 
 def test_what_a_callback_raises_at_the_last_step_is_raised_too(small_config, tmp_path):

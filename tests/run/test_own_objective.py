@@ -13,6 +13,7 @@ import pytest
 
 from flame_train.engine import tensor
 from flame_train.io.commit import newest
+from tests.run_files import losses_of
 from tests.scripts.test_examples import EXAMPLES, example
 
 DPO = EXAMPLES / "dpo.py"
@@ -118,7 +119,7 @@ def test_the_example_trains_the_quickstart_is_killed_and_goes_on_to_the_same_byt
     last = Path("checkpoints/step-000003")
     names = ["lora.safetensors", last / "optimizer.safetensors", last / "state.json"]
     assert [(cut / name).read_bytes() for name in names] == [(whole / name).read_bytes() for name in names]
-    losses = [json.loads(line)["loss"] for line in (whole / "log.jsonl").read_text().splitlines()]
+    losses = losses_of(whole)
     assert losses[0] == pytest.approx(np.log(2), rel=1e-5), "the LoRA begins as the base"
     assert losses[-1] < losses[0]
     assert json.loads((cut / names[-1]).read_text())["code"][0]["name"] == "dpo"

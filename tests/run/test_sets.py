@@ -10,8 +10,8 @@ import pytest
 
 from flame_train.config.load import load
 from flame_train.errors import ConfigError, OutputError
-from flame_train.io.safetensors import SafetensorsFile
 from flame_train.run.commands.stages import train
+from tests.run_files import lora_of
 
 SHORT = ["schedule.name=constant", "train.steps=3", "train.precision=fp32", "sample.every=0"]
 
@@ -44,13 +44,8 @@ def run(small_base, tmp_path):
     return trained
 
 
-def tensors(folder: Path) -> dict[str, bytes]:
-    with SafetensorsFile(folder / "lora.safetensors") as file:
-        return {name: file.read(name).tobytes() for name in file.names}
-
-
 def test_one_set_is_what_a_path_is(run, drawn):
-    assert tensors(run("a", path=str(drawn))) == tensors(run("b", {"path": str(drawn)}))
+    assert lora_of(run("a", path=str(drawn))) == lora_of(run("b", {"path": str(drawn)}))
 
 
 def test_all_sets_are_trained_on_but_those_for_validation(run, two_sets):
@@ -58,14 +53,14 @@ def test_all_sets_are_trained_on_but_those_for_validation(run, two_sets):
     listed = json.loads((run("a", {"path": images}, {"path": other, "repeats": 2}) / "dataset.json").read_text())
     assert {row["set"] for row in listed} == {"images", "other"}
     kept = run("b", {"path": images}, {"path": other, "validation": True})
-    assert tensors(kept) == tensors(run("c", {"path": images}))
+    assert lora_of(kept) == lora_of(run("c", {"path": images}))
 
 
 def test_a_run_on_sets_continues_to_the_same_bits_and_refuses_other_sets(run, two_sets):
     first, second = ({"path": str(path), "weight": 0.5} for path in two_sets)
-    whole = tensors(run("a", first, second, steps=6))
+    whole = lora_of(run("a", first, second, steps=6))
     run("b", first, second, steps=3)
-    assert tensors(run("b", first, second, steps=6)) == whole
+    assert lora_of(run("b", first, second, steps=6)) == whole
     with pytest.raises(OutputError, match=r"data\.sets"):
         run("b", first, second | {"weight": 1.0}, steps=6)
 

@@ -18,7 +18,6 @@ from flame_train.data.samples import Samples, split
 from flame_train.data.sets import DataSet
 from flame_train.engine.shape_run import H100
 from flame_train.errors import ConfigError, DataError
-from flame_train.io.safetensors import SafetensorsFile
 from flame_train.quickstart.drawings import scenes, write_images
 from flame_train.run.check.check_run import check
 from flame_train.run.commands.stages import train
@@ -29,6 +28,7 @@ from flame_train.run.train.step_state import load_networks, make_validator
 from flame_train.training.session import Session, StopRequest
 from flame_train.training.validation import EarlyStopping, HeldOut
 from tests.recipes.bases import lose_end, rewrite_state
+from tests.run_files import arrays_of, log_of
 
 
 @pytest.fixture
@@ -56,17 +56,8 @@ def planned(source):
     return make_plan(check(load_located(source)), StopRequest())
 
 
-def lines(folder: Path):
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
-def tensors(path):
-    with SafetensorsFile(path) as file:
-        return {name: np.array(file.read(name)) for name in file.names}
-
-
 def same(one, other):
-    a, b = tensors(one), tensors(other)
+    a, b = arrays_of(one), arrays_of(other)
     assert a.keys() == b.keys()
     return all(np.array_equal(a[name], b[name]) for name in a)
 
@@ -119,14 +110,14 @@ def test_a_run_of_an_earlier_version_continues_with_what_it_held_out(asked, tmp_
     assert held(asked("other", validation={"fraction": 0.4})) != by_hash
     assert held(source) == by_hash
     train(source, [], "cpu", False)
-    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4]
+    assert [line["step"] for line in log_of(tmp_path / "run")] == [1, 2, 3, 4]
     assert held(asked(validation={"fraction": 0.25})) != by_hash
 
 
 def test_without_a_fraction_or_sets_nothing_is(asked, tmp_path):
     assert planned(asked(validation={"fraction": 0.0})).held_out.rows == ()
     train(asked(validation={"fraction": 0.0}, train={"steps": 2}), [], "cpu", False)
-    assert all("validation" not in line for line in lines(tmp_path / "run"))
+    assert all("validation" not in line for line in log_of(tmp_path / "run"))
 
 
 def test_one_image_is_held_out_of_few_and_some_must_be_left(asked, drawn):
@@ -206,14 +197,14 @@ def test_neither_validation_nor_losses_of_images_change_a_trained_bit(asked, tmp
     ).read_bytes()
     step = "checkpoints/step-000004/optimizer.safetensors"
     assert (tmp_path / "with" / step).read_bytes() == (tmp_path / "without" / step).read_bytes()
-    for one, other in zip(lines(tmp_path / "with"), lines(tmp_path / "without"), strict=True):
+    for one, other in zip(log_of(tmp_path / "with"), log_of(tmp_path / "without"), strict=True):
         assert (one["loss"], one["grad_norm"]) == (other["loss"], other["grad_norm"])
     assert not (tmp_path / "without" / "images.json").exists()
 
 
 def test_the_log_has_loss_bands_best_and_cost(asked, tmp_path):
     train(asked(output={"tensorboard": True}), [], "cpu", False)
-    told = {line["step"]: line["validation"] for line in lines(tmp_path / "run") if "validation" in line}
+    told = {line["step"]: line["validation"] for line in log_of(tmp_path / "run") if "validation" in line}
     assert list(told) == [2, 4, 6]
     for found in told.values():
         assert found["loss"] == pytest.approx(np.mean(list(found["bands"].values())))
@@ -238,7 +229,7 @@ def test_a_run_that_is_continued_stands_as_one_that_was_not(asked, tmp_path):
         files = [tmp_path / run / "checkpoints" / "step-000006" / name for run in ("whole", "parts")]
         assert files[0].read_bytes() == files[1].read_bytes(), name
     assert (tmp_path / "whole" / "images.json").read_bytes() == (tmp_path / "parts" / "images.json").read_bytes()
-    for one, other in zip(lines(tmp_path / "whole"), lines(tmp_path / "parts"), strict=True):
+    for one, other in zip(log_of(tmp_path / "whole"), log_of(tmp_path / "parts"), strict=True):
         assert one["loss"] == other["loss"]
         if "validation" in one:
             assert timeless(one["validation"]) == timeless(other["validation"])

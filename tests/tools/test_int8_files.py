@@ -26,7 +26,8 @@ from flame_train.tools import lora_files
 from flame_train.tools.int8_files import FORMATS, convert_base, describe_base
 from flame_train.tools.merge import merge
 from flame_train.tools.verify import render, verify
-from tests.recipes.bases import FP8, arrays_of, below, options, small_base, trainer
+from tests.recipes.bases import FP8, below, options, small_base, trainer
+from tests.run_files import arrays_of
 
 BASES = ("zimage", "sdxl")
 

@@ -17,6 +17,7 @@ from flame_train.run.encode import encode
 from flame_train.tools import make_adapter
 from flame_train.tools.make_adapter import AdapterOrder, captions_of
 from tests.recipes.test_distilled import write_adapter
+from tests.run_files import bytes_of
 
 IMAGES = 6
 
@@ -32,11 +33,6 @@ def asked(turbo: Path, output: Path) -> list[str]:
     own = ["--resolution", "64", "--images", str(IMAGES), "--steps", "4", "--every", "2", "--rank", "2", "--batch", "2"]
     own += [word for setting in settings for word in ("--set", setting)]
     return ["adapter", str(turbo), "-o", str(output), *own, "--device", "cpu"]
-
-
-def tensors(file: Path) -> dict[str, bytes]:
-    with SafetensorsFile(file) as opened:
-        return {name: opened.read(name).tobytes() for name in opened.names}
 
 
 def test_it_is_made_of_what_the_model_draws_and_goes_on_after_a_stop(
@@ -69,7 +65,7 @@ def test_it_is_made_of_what_the_model_draws_and_goes_on_after_a_stop(
     assert len(list((tmp_path / "stopped/adapter.making/images").glob("*.png"))) == 3
     monkeypatch.setattr(make_adapter, "generate_image", draw)
     assert cli.run(asked(turbo, stopped)) == 0
-    assert tensors(stopped) == tensors(whole)
+    assert bytes_of(stopped) == bytes_of(whole)
     with SafetensorsFile(whole) as file:
         assert "add it to z_image_turbo.safetensors" in file.metadata["flame_train_purpose"]
         down = next(name for name in file.names if name.endswith("lora_down.weight"))

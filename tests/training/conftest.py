@@ -20,7 +20,8 @@ from flame_train.training import loop
 from flame_train.training.result import LoraWriter, Sources, restore
 from flame_train.training.session import SILENT, Callbacks, Session, StopRequest
 from flame_train.training.step import State
-from tests.training.toy import NAMES, Feed, Toy, ToyDenoiser, log_of, sections
+from tests.run_files import log_of
+from tests.training.toy import NAMES, Feed, Toy, ToyDenoiser, sections
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.training import loop
 from flame_train.training.gradient_norms import block_names
 from flame_train.training.session import Callbacks, StopRequest
-from tests.training.toy import Feed, log_of, steps_of
+from tests.run_files import log_of
+from tests.training.toy import Feed, steps_of
 
 pytestmark = pytest.mark.bytes
 

@@ -14,7 +14,8 @@ from flame_train.io.runfolder import RunFolder
 from flame_train.run.train.sample_grids import best_effort
 from flame_train.training import loop
 from flame_train.training.session import StopRequest
-from tests.training.toy import Feed, log_of, steps_of
+from tests.run_files import log_of
+from tests.training.toy import Feed, steps_of
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,10 +86,6 @@ def sections(**changes: dict[str, Any]) -> schema.Config:
     }
     merged = {name: given.get(name, {}) | changes.get(name, {}) for name in {**given, **changes}}
     return schema.Config(**{n: schema.Config.model_fields[n].annotation(**keys) for n, keys in merged.items()})
-
-
-def log_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
 def steps_of(folder: Path) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import threading
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
+from tests.run_files import log_of
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_a_slow_network_holds_up_no_step_and_a_word_says_how_far_it_is_behind(
     assert ended.code == 0, ended.stderr
     assert "later ones are on this machine alone" in ended.stderr
     assert remote.whole(bucket) == remote.job.steps() == [5]
-    waits = [json.loads(line)["step"] for line in (remote.job.out / "log.jsonl").read_text().splitlines()]
+    waits = [row["step"] for row in log_of(remote.job.out)]
     assert waits == [1, 2, 3, 4, 5]
 
 
