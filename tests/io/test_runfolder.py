@@ -8,13 +8,11 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,6 +24,7 @@ from flame_train.disk.preflight import is_temporary, make_folder, temporary_name
 from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.runlog import LogFile, mend_status, state_of
+from tests.io.test_commit import file_size_limit
 from tests.run_files import log_of
 
 TOY = Path(__file__).with_name("toy_run.py")
@@ -398,17 +397,6 @@ def test_the_log_is_cut_back_to_the_checkpoint_and_a_torn_line_goes(tmp_path: Pa
         {"step": 2},
         {"step": 3, "again": True},
     ]
-
-
-@contextmanager
-def file_size_limit(limit: int) -> Iterator[None]:
-    """Files of this process may not grow beyond `limit`: the system itself refuses, and writes half where half fits."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def lines_of(path: Path) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.run_files import arrays_of, log_of, losses_of
 Array = np.ndarray[Any, Any]
 Train = Callable[..., int]
 FP8 = ml_dtypes.float8_e4m3fn
+T5_TOKENS = {"sdxl": {}, "sd3": {"text_encoders.t5_tokens": "77"}, "flux": {"text_encoders.t5_tokens": "77"}}
 
 
 def small_base(factory: pytest.TempPathFactory, family: str) -> Path:
@@ -55,6 +56,11 @@ def trainer(base: Path, images: Path, folder: Path, tokens: str = "", bucket_ste
         f'format = "both"\ndir = "{folder / "run"}"\n'
     )
     return lambda *options: cli.run(["train", str(config), "--device", "cpu", *options])
+
+
+def settings(keys: Mapping[str, str]) -> list[str]:
+    """Keys and their values as options of the command line."""
+    return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
 
 
 def options(*settings: str) -> tuple[str, ...]:

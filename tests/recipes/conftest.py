@@ -13,6 +13,7 @@ from flame_train import cli
 from flame_train.engine import nn
 from flame_train.models.common.small import write_small
 from flame_train.models.registry import FAMILIES
+from tests.recipes.bases import T5_TOKENS, settings
 from tests.tiny_sdxl import write_tiny_sdxl
 
 MODELS = ("sd3", "flux")
@@ -123,3 +124,30 @@ def train_small(
         return cli.run([f"{family}-lora", "--config", str(base / "config.toml"), "--device", "cpu", *settings])
 
     return train
+
+
+@pytest.fixture
+def run(train_small: Callable[..., int], tmp_path: Path) -> Callable[..., Path]:
+    """run(family, name, keys) trains into a folder of that name, and returns it."""
+
+    def one(family: str, name: str, keys: dict[str, str], steps: int = 3) -> Path:
+        place = {"output.dir": str(tmp_path / name), "train.steps": str(steps), "schedule.name": "constant"}
+        assert train_small(family, *settings(T5_TOKENS[family] | keys | place)) == 0
+        return tmp_path / name
+
+    return one
+
+
+@pytest.fixture
+def refused(
+    train_small: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[[dict[str, str]], str]:
+    """refused(keys) is the one line with which a run on the small SDXL is refused, before it has a folder."""
+
+    def told(keys: dict[str, str]) -> str:
+        assert train_small("sdxl", *settings(keys | {"output.dir": str(tmp_path / "never")})) == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+        assert not (tmp_path / "never").exists()
+        return line
+
+    return told

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.recipes.bases import lose_end
+from tests.recipes.bases import lose_end, settings
 from tests.run_files import lora_of, losses_of
 
 NOISES = {
@@ -26,10 +26,6 @@ OTHERS = {
     "loss.min_timestep": "100",
     "loss.max_timestep": "900",
 }
-
-
-def settings(keys: dict[str, str]) -> list[str]:
-    return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
 
 
 @pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])

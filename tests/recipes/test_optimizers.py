@@ -9,8 +9,7 @@ import pytest
 
 from flame_train.engine.optim.transform import shown_by
 from flame_train.optimizers import OPTIMIZERS
-from tests.recipes.bases import lose_end
-from tests.recipes.test_losses_and_noise import settings
+from tests.recipes.bases import lose_end, settings
 from tests.run_files import log_of, lora_of
 
 IN_CI = ("schedule_free_adamw", "prodigy")  # one that keeps other weights for drawing, and one that finds its rate

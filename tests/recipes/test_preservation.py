@@ -18,8 +18,8 @@ from flame_train.run.check.check_run import check
 from flame_train.run.memory.prediction import predicted_memory
 from flame_train.run.plan.plan import make_plan
 from flame_train.training.session import Session, StopRequest
-from tests.recipes.test_losses_and_noise import settings
-from tests.recipes.test_text_encoders import T5_TOKENS, trained
+from tests.recipes.bases import settings
+from tests.recipes.test_text_encoders import trained
 from tests.run_files import lora_of, losses_of
 
 CLASS = {"preservation.kind": '"class"', "preservation.class_word": '"shape"', "captions.trigger": '"sks"'}
@@ -33,18 +33,6 @@ BLANK = {"preservation.kind": '"blank"'}
 KINDS = {"class": CLASS, "blank": BLANK, "slider": SLIDER}
 
 Run = Callable[..., Path]
-
-
-@pytest.fixture
-def run(train_small: Callable[..., int], tmp_path: Path) -> Run:
-    """run(family, name, keys) trains into a folder of that name, and returns it."""
-
-    def one(family: str, name: str, keys: dict[str, str], steps: int = 3) -> Path:
-        place = {"output.dir": str(tmp_path / name), "train.steps": str(steps), "schedule.name": "constant"}
-        assert train_small(family, *settings(T5_TOKENS[family] | keys | place)) == 0
-        return tmp_path / name
-
-    return one
 
 
 def sets(folder: Path, **keys: object) -> dict[str, str]:
@@ -154,14 +142,9 @@ def test_memory_counts_the_further_rows(run: Run, tmp_path: Path, drawn: Path) -
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(
-    keys: dict[str, str], said: str, train_small: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    keys: dict[str, str], said: str, refused: Callable[[dict[str, str]], str]
 ) -> None:
-    place = {"output.dir": str(tmp_path / "never")}
-    assert train_small("sdxl", *settings(keys | place)) == 2
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert len(told) == 1
-    assert said in told[0]
-    assert not (tmp_path / "never").exists()
+    assert said in refused(keys)
 
 
 def test_a_slider_is_drawn_at_both_ends(run: Run, tmp_path: Path) -> None:

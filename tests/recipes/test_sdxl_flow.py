@@ -18,8 +18,7 @@ from flame_train.io.safetensors import SafetensorsFile
 from flame_train.models.common.family import Opening
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED
 from flame_train.models.sdxl.family import SdxlFlowModel
-from tests.recipes.bases import lose_end
-from tests.recipes.test_losses_and_noise import settings
+from tests.recipes.bases import lose_end, settings
 from tests.run_files import lora_of, losses_of
 
 

@@ -64,10 +64,6 @@ def test_moments(pair, rng, dtype, bound, off, size):
     assert off(logvar, channels_last(posterior.logvar)) < bound
 
 
-def test_architecture_is_read_from_shapes(arch):
-    assert VaeArch.from_shapes(Vae(arch).shapes(), arch) == arch
-
-
 def test_sampled_latents(pair, rng, dtype, bound, off, arch):
     model, twin = pair
     pixels = rng.uniform(-1, 1, (1, 16, 16, 3)).astype(dtype)
