@@ -22,6 +22,7 @@ from tests.scripts.accepting import SCRIPTS, accept
 from tests.tools.test_sample import PLAIN
 
 torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
 
 PROMPT = "a red circle"
@@ -41,6 +42,52 @@ def qwen_tokenizer(folder, template):
     return transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), pad_token="<|endoftext|>", chat_template=template
     )
+
+
+def flux_vae(scale=0.05):
+    """A small autoencoder of Flux.1's kind with random weights, whose matrices have the deviation `scale`."""
+    vae = diffusers.AutoencoderKL(
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[8, 16, 16, 16],
+        layers_per_block=1,
+        latent_channels=16,
+        norm_num_groups=4,
+        scaling_factor=0.3611,
+        shift_factor=0.1159,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+    return random(vae, 0, scale)
+
+
+def flux2_vae():
+    """A small autoencoder of FLUX.2's kind with random weights and statistics."""
+    vae = diffusers.AutoencoderKLFlux2(
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[8, 16, 16, 16],
+        layers_per_block=1,
+        norm_num_groups=4,
+    )
+    vae.bn.running_mean = 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(4))
+    vae.bn.running_var = 0.5 + torch.rand(128, generator=torch.Generator().manual_seed(5))
+    return random(vae, 0, 0.1)
+
+
+def qwen3_vl(kind, layers, width=32, heads=4, **others):
+    """A small Qwen3-VL of transformers' class `kind` with random weights; `others` are numbers of tokens."""
+    text = {"vocab_size": 288, "hidden_size": width, "num_hidden_layers": layers, "intermediate_size": width * 3 // 2}
+    text |= {"num_attention_heads": heads, "num_key_value_heads": heads // 2, "head_dim": 8}
+    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [2, 1, 1]}}
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": width}
+    vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    return random(kind(transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **others)), 1)
+
+
+def places_of_pixels(tokenizer):
+    """The numbers of the tokens in whose place the states of images and films stand."""
+    return {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{name}_pad|>") for name in ("image", "video")}
 
 
 def opening(folder):

@@ -17,7 +17,12 @@ from flame_train.models.common.small import write_vocabulary
 from flame_train.models.registry import FAMILIES, NOTHING_NAMED, family_of
 from flame_train.run.sampling.draw import SAMPLE_NOISE
 from flame_train.tools.sample import sample
-from tests.parity.pipelines import random, read_alone, training_loss
+from tests.parity.pipelines import (
+    flux_vae,
+    random,
+    read_alone,
+    training_loss,
+)
 from tests.tools.test_sample import PLAIN
 
 torch = pytest.importorskip("torch")
@@ -56,21 +61,9 @@ def pipeline(tmp_path_factory):
         approximator_hidden_dim=48,
         approximator_layers=2,
     )
-    vae = diffusers.AutoencoderKL(
-        down_block_types=["DownEncoderBlock2D"] * 4,
-        up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[8, 16, 16, 16],
-        layers_per_block=1,
-        latent_channels=16,
-        norm_num_groups=4,
-        scaling_factor=0.3611,
-        shift_factor=0.1159,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
     made = diffusers.ChromaPipeline(
         diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        random(vae, 0),
+        flux_vae(),
         random(transformers.T5EncoderModel(text), 1),
         tokenizer(tmp_path_factory.mktemp("t5")),
         random(transformer, 2),

@@ -11,7 +11,15 @@ from flame_train.errors import ConfigError
 from flame_train.models.common.family import Opening
 from flame_train.models.registry import FAMILIES, family_of
 from flame_train.text_encoders.mistral.tokenizer import bytes_alone
-from tests.parity.pipelines import PROMPT, check_refused_config, check_sample, control_images, opening, random
+from tests.parity.pipelines import (
+    PROMPT,
+    check_refused_config,
+    check_sample,
+    control_images,
+    flux2_vae,
+    opening,
+    random,
+)
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -55,16 +63,9 @@ def pipeline(tmp_path_factory):
         axes_dims_rope=[4, 4, 4, 4],
         guidance_embeds=True,
     )
-    vae = diffusers.AutoencoderKLFlux2(
-        down_block_types=["DownEncoderBlock2D"] * 4,
-        up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[8, 16, 16, 16],
-        layers_per_block=1,
-        norm_num_groups=4,
-    )
     made = diffusers.Flux2Pipeline(
         diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        random(vae, 0, 0.1),
+        flux2_vae(),
         random(
             transformers.Mistral3ForConditionalGeneration(
                 transformers.Mistral3Config(text_config=text, vision_config=vision)

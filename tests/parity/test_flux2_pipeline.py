@@ -20,6 +20,7 @@ from tests.parity.pipelines import (
     check_refused_config,
     check_sample,
     control_images,
+    flux2_vae,
     opening,
     qwen_tokenizer,
     random,
@@ -58,18 +59,9 @@ def pipeline(tmp_path_factory):
         axes_dims_rope=[4, 4, 4, 4],
         guidance_embeds=False,
     )
-    vae = diffusers.AutoencoderKLFlux2(
-        down_block_types=["DownEncoderBlock2D"] * 4,
-        up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[8, 16, 16, 16],
-        layers_per_block=1,
-        norm_num_groups=4,
-    )
-    vae.bn.running_mean = 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(4))
-    vae.bn.running_var = 0.5 + torch.rand(128, generator=torch.Generator().manual_seed(5))
     made = diffusers.Flux2KleinPipeline(
         diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        random(vae, 0, 0.1),
+        flux2_vae(),
         random(transformers.Qwen3ForCausalLM(text), 1),
         tokenizer,
         random(transformer, 2, 0.12),

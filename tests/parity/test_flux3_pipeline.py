@@ -20,7 +20,9 @@ from tests.parity.pipelines import (
     check_refused_config,
     check_sample,
     control_images,
+    flux2_vae,
     opening,
+    qwen3_vl,
     qwen_tokenizer,
     random,
     read_alone,
@@ -47,30 +49,6 @@ class TextProcessor(transformers.ProcessorMixin):
         super().__init__(tokenizer, chat_template=chat_template)
 
 
-def text_encoder():
-    text = {
-        "vocab_size": 288,
-        "hidden_size": 16,
-        "num_hidden_layers": 33,
-        "num_attention_heads": 2,
-        "head_dim": 8,
-        "num_key_value_heads": 1,
-        "intermediate_size": 24,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [2, 1, 1]},
-    }
-    vision = {
-        "depth": 1,
-        "hidden_size": 16,
-        "num_heads": 2,
-        "intermediate_size": 16,
-        "out_hidden_size": 16,
-        "deepstack_visual_indexes": [0],
-        "num_position_embeddings": 16,
-    }
-    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision)
-    return random(transformers.Qwen3VLForConditionalGeneration(config), 1)
-
-
 def transformer(flow_map):
     made = diffusers.Flux3Transformer2DModel(
         num_layers=2,
@@ -84,28 +62,15 @@ def transformer(flow_map):
     return random(made, 2, 0.12)
 
 
-def vae():
-    made = diffusers.AutoencoderKLFlux2(
-        down_block_types=["DownEncoderBlock2D"] * 4,
-        up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[8, 16, 16, 16],
-        layers_per_block=1,
-        norm_num_groups=4,
-    )
-    made.bn.running_mean = 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(4))
-    made.bn.running_var = 0.5 + torch.rand(128, generator=torch.Generator().manual_seed(5))
-    return random(made, 0, 0.1)
-
-
 def assembled(blocks, flow_map, folder):
     """A pipeline of these blocks without the model that writes longer prompts, saved in `folder`."""
     blocks.sub_blocks.pop("prompt_upsampler")
     made = blocks.init_pipeline()
     made.update_components(
         tokenizer=TextProcessor(qwen_tokenizer(folder, TEMPLATE), chat_template=TEMPLATE),
-        text_encoder=text_encoder(),
+        text_encoder=qwen3_vl(transformers.Qwen3VLForConditionalGeneration, 33, 16, 2),
         transformer=transformer(flow_map),
-        vae=vae(),
+        vae=flux2_vae(),
     )
     made.set_progress_bar_config(disable=True)
     made.save_pretrained(str(folder))

@@ -12,7 +12,15 @@ from flame_train.models.common.control import by_name
 from flame_train.models.common.small import write_vocabulary
 from flame_train.models.flux import family as flux
 from flame_train.models.registry import FAMILIES, family_of
-from tests.parity.pipelines import PROMPT, check_sample, control_images, opening, random, training_loss
+from tests.parity.pipelines import (
+    PROMPT,
+    check_sample,
+    control_images,
+    flux_vae,
+    opening,
+    random,
+    training_loss,
+)
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -36,22 +44,10 @@ def pipeline():
         guidance_embeds=True,
         axes_dims_rope=[4, 6, 6],
     )
-    vae = diffusers.AutoencoderKL(
-        down_block_types=["DownEncoderBlock2D"] * 4,
-        up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[8, 16, 16, 16],
-        layers_per_block=1,
-        latent_channels=16,
-        norm_num_groups=4,
-        scaling_factor=0.3611,
-        shift_factor=0.1159,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
     clip = transformers.CLIPTextConfig(num_attention_heads=2, projection_dim=32, **CLIP)
     made = diffusers.FluxKontextPipeline(
         diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        random(vae, 0, 0.1),
+        flux_vae(0.1),
         random(transformers.CLIPTextModel(clip), 1),
         None,
         random(transformers.T5EncoderModel(transformers.T5Config(feed_forward_proj="gated-gelu", **T5)), 2),

@@ -30,6 +30,8 @@ from tests.parity.pipelines import (
     check_sample,
     control_images,
     opening,
+    places_of_pixels,
+    qwen3_vl,
     qwen_tokenizer,
     random,
     training_loss,
@@ -69,28 +71,8 @@ class Processor:
 
 
 def text_encoder(tokenizer):
-    text = {
-        "vocab_size": 288,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "head_dim": 8,
-        "num_key_value_heads": 2,
-        "intermediate_size": 48,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "mrope_section": [2, 1, 1]},
-    }
-    vision = {
-        "depth": 1,
-        "hidden_size": 16,
-        "num_heads": 2,
-        "intermediate_size": 16,
-        "out_hidden_size": 32,
-        "deepstack_visual_indexes": [0],
-        "num_position_embeddings": 16,
-    }
-    places = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{name}_pad|>") for name in ("image", "video")}
-    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **places)
-    return random(transformers.Qwen3VLForConditionalGeneration(config), 1)
+    kind = transformers.Qwen3VLForConditionalGeneration
+    return qwen3_vl(kind, 3, **places_of_pixels(tokenizer))
 
 
 @pytest.fixture(scope="module")

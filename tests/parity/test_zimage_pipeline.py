@@ -15,6 +15,7 @@ from tests.parity.pipelines import (
     check_accepted,
     check_refused_config,
     check_sample,
+    flux_vae,
     opening,
     qwen_tokenizer,
     random,
@@ -57,21 +58,9 @@ def pipeline(tmp_path_factory):
         axes_dims=[8, 12, 12],
         axes_lens=[1024, 64, 64],
     )
-    vae = diffusers.AutoencoderKL(
-        down_block_types=["DownEncoderBlock2D"] * 4,
-        up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[8, 16, 16, 16],
-        layers_per_block=1,
-        latent_channels=16,
-        norm_num_groups=4,
-        scaling_factor=0.3611,
-        shift_factor=0.1159,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
     made = diffusers.ZImagePipeline(
         diffusers.FlowMatchEulerDiscreteScheduler(shift=6.0),
-        random(vae, 0),
+        flux_vae(),
         random(transformers.Qwen3ForCausalLM(text), 1),
         tokenizer,
         random(transformer, 2),

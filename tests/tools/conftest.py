@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
+from flame_train.io.safetensors import save_file
+from flame_train.tools.lora_files import convert
+from flame_train.tools.merge import merge
+from tests.run_files import arrays_of
 from tests.tools.small_sdxl import base_tensors, lora_tensors, write
 
 
@@ -67,15 +69,29 @@ def expected():
     return merged
 
 
-@pytest.fixture(scope="session")
-def renamed():
-    """Arrays by the other names of a key table, split and joined as it says."""
+@pytest.fixture
+def check_merging(tmp_path, kohya, native, expected):
+    """A LoRA in each form, merged into a base in each layout, gives what NumPy makes of them."""
 
-    def to(table, arrays):
-        source = SimpleNamespace(read=arrays.__getitem__)
-        return {name: np.array(made.read(source)) for name, made in table.pull(arrays).sources.items()}
+    def check(base, lora, layout, form, in_diffusers):
+        stored = in_diffusers(base) if layout == "diffusers" else base
+        prefix = "model.diffusion_model." if layout == "prefixed" else ""
+        save_file(tmp_path / "base.safetensors", {prefix + name: x for name, x in stored.items()})
+        save_file(tmp_path / "lora.safetensors", native(lora) if form == "native" else kohya(lora))
+        file = tmp_path / "lora.safetensors"
+        if form == "diffusers":
+            file = tmp_path / "diffusers.safetensors"
+            convert(tmp_path / "lora.safetensors", file, "diffusers")
+        report = merge(tmp_path / "base.safetensors", file, tmp_path / "out.safetensors", 0.5)
+        assert report.modules == {"transformer": len(lora)}
+        wanted = expected(base, lora, 0.5 if form == "native" else 0.75)
+        wanted = in_diffusers(wanted) if layout == "diffusers" else wanted
+        found = arrays_of(tmp_path / "out.safetensors")
+        assert found.keys() == {prefix + name for name in wanted}
+        for name, values in wanted.items():
+            np.testing.assert_allclose(found[prefix + name], values, rtol=1e-5, atol=1e-5, err_msg=name)
 
-    return to
+    return check
 
 
 @pytest.fixture(scope="module")

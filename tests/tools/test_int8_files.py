@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from flame_train.tools import lora_files
 from flame_train.tools.int8_files import FORMATS, convert_base, describe_base
 from flame_train.tools.merge import merge
 from flame_train.tools.verify import render, verify
+from tests.keymaps import through
 from tests.recipes.bases import FP8, below, options, small_base, trainer
 from tests.run_files import arrays_of
 
@@ -302,13 +302,11 @@ def test_a_packed_text_encoder_stays_as_it_is(
             convert_base(source, tmp_path / "never.safetensors", FORMATS[0])
 
 
-def test_the_names_of_diffusers_are_refused(
-    zimage: Path, tmp_path: Path, renamed: Callable[..., dict[str, np.ndarray]]
-) -> None:
+def test_the_names_of_diffusers_are_refused(zimage: Path, tmp_path: Path) -> None:
     """ComfyUI knows no int8 below them."""
     prefix = "model.diffusion_model."
     native = {n.removeprefix(prefix): a for n, a in arrays_of(zimage).items() if n.startswith(prefix)}
-    save_file(str(tmp_path / "transformer.safetensors"), renamed(transformer_to_diffusers(), native))
+    save_file(str(tmp_path / "transformer.safetensors"), through(transformer_to_diffusers(), native))
     with pytest.raises(ModelFileError, match=r"expected the names of ComfyUI's own files, such as .*, got"):
         convert_base(tmp_path / "transformer.safetensors", tmp_path / "out.safetensors", FORMATS[0])
 

@@ -15,6 +15,7 @@ from flame_train.models.flux.names import transformer_to_diffusers
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.tools.lora_files import convert
 from flame_train.tools.merge import merge
+from tests.keymaps import through
 
 D = 64
 TARGETS = {  # native module: rows, columns
@@ -39,28 +40,14 @@ def lora(lora_over):
 
 
 @pytest.fixture
-def in_diffusers(renamed):
-    return partial(renamed, transformer_to_diffusers())
+def in_diffusers():
+    return partial(through, transformer_to_diffusers())
 
 
 @pytest.mark.parametrize("layout", ["single-file", "diffusers", "prefixed"])
 @pytest.mark.parametrize("form", ["kohya", "native", "diffusers"])
-def test_merging(tmp_path, base, lora, layout, form, kohya, native, expected, in_diffusers):
-    stored = in_diffusers(base) if layout == "diffusers" else base
-    prefix = "model.diffusion_model." if layout == "prefixed" else ""
-    save_file(tmp_path / "base.safetensors", {prefix + name: x for name, x in stored.items()})
-    save_file(tmp_path / "lora.safetensors", native(lora) if form == "native" else kohya(lora))
-    file = tmp_path / "lora.safetensors"
-    if form == "diffusers":
-        file = tmp_path / "diffusers.safetensors"
-        convert(tmp_path / "lora.safetensors", file, "diffusers")
-    merge(tmp_path / "base.safetensors", file, tmp_path / "out.safetensors", 0.5)
-    wanted = expected(base, lora, 0.5 if form == "native" else 0.75)
-    wanted = in_diffusers(wanted) if layout == "diffusers" else wanted
-    found = safetensors.numpy.load_file(tmp_path / "out.safetensors")
-    assert found.keys() == {prefix + name for name in wanted}
-    for name, values in wanted.items():
-        np.testing.assert_allclose(found[prefix + name], values, rtol=1e-5, atol=1e-5, err_msg=name)
+def test_merging(base, lora, layout, form, in_diffusers, check_merging):
+    check_merging(base, lora, layout, form, in_diffusers)
 
 
 def test_kohya_files_survive_convert_there_and_back(tmp_path, lora, kohya):

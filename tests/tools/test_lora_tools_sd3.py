@@ -16,6 +16,7 @@ from flame_train.tools.inspect import inspect_file
 from flame_train.tools.lora_files import convert
 from flame_train.tools.merge import merge
 from tests.golden_keys import golden
+from tests.keymaps import through
 
 D = 64
 TARGETS = {  # native module: rows, columns
@@ -49,8 +50,8 @@ def lora(lora_over):
 
 
 @pytest.fixture
-def in_diffusers(renamed):
-    return partial(renamed, mmdit_to_diffusers(3))
+def in_diffusers():
+    return partial(through, mmdit_to_diffusers(3))
 
 
 def test_a_lora_without_the_first_block_is_converted(tmp_path):
@@ -66,23 +67,8 @@ def test_a_lora_without_the_first_block_is_converted(tmp_path):
 
 @pytest.mark.parametrize("layout", ["single-file", "diffusers", "prefixed"])
 @pytest.mark.parametrize("form", ["kohya", "native", "diffusers"])
-def test_merging(tmp_path, base, lora, layout, form, kohya, native, expected, in_diffusers):
-    stored = in_diffusers(base) if layout == "diffusers" else base
-    prefix = "model.diffusion_model." if layout == "prefixed" else ""
-    save_file(tmp_path / "base.safetensors", {prefix + name: x for name, x in stored.items()})
-    save_file(tmp_path / "lora.safetensors", native(lora) if form == "native" else kohya(lora))
-    file = tmp_path / "lora.safetensors"
-    if form == "diffusers":
-        file = tmp_path / "diffusers.safetensors"
-        convert(tmp_path / "lora.safetensors", file, "diffusers")
-    report = merge(tmp_path / "base.safetensors", file, tmp_path / "out.safetensors", 0.5)
-    assert report.modules == {"transformer": len(TARGETS)}
-    wanted = expected(base, lora, 0.5 if form == "native" else 0.75)
-    wanted = in_diffusers(wanted) if layout == "diffusers" else wanted
-    found = safetensors.numpy.load_file(tmp_path / "out.safetensors")
-    assert found.keys() == {prefix + name for name in wanted}
-    for name, values in wanted.items():
-        np.testing.assert_allclose(found[prefix + name], values, rtol=1e-5, atol=1e-5, err_msg=name)
+def test_merging(base, lora, layout, form, in_diffusers, check_merging):
+    check_merging(base, lora, layout, form, in_diffusers)
 
 
 def test_the_last_modulations_halves_are_exchanged_on_the_way(tmp_path, lora, native):
