@@ -22,7 +22,7 @@ from flame_train.config.read import Layered, given_layer, read_layers
 from flame_train.config.schema import REPEATED, Config
 from flame_train.config.suggest import answer, did_you_mean, nearest_section
 from flame_train.config.training_sections import LONGEST_RUN
-from flame_train.errors import ConfigError, kind_of
+from flame_train.errors import ConfigError, ModelFileError, kind_of
 from flame_train.io.json_values import toml_tree
 
 _OVERRIDE = "--set"
@@ -149,11 +149,12 @@ def _wrong_option(error: ValidationError, key: Key, value: Any) -> str:
 
 @contextmanager
 def with_option_names() -> Iterator[None]:
-    """Within, each line of a ConfigError that begins with a key begins with the option of that name instead."""
+    """Within, each line of an error that begins with a key begins with the option of that name instead."""
     try:
         yield
-    except ConfigError as error:
-        raise ConfigError("\n".join(map(_by_option, str(error).splitlines()))) from error
+    except (ConfigError, ModelFileError) as error:
+        kind = ConfigError if isinstance(error, ConfigError) else ModelFileError
+        raise kind("\n".join(map(_by_option, str(error).splitlines()))) from error
 
 
 def _by_option(line: str) -> str:

@@ -132,7 +132,7 @@ _SAID = {
     "caption": "with other text encoders than the files under [text_encoders] hold now; put them back",
     "base": "on another base model than model.checkpoint holds now; put it back",
     "adapter": "with another training adapter than model.training_adapter holds now; put it back",
-    "dataset": "on other images or captions than data.path holds now; put them back",
+    "dataset": "on other images or captions than there are now; put them back",
     "rounded": "on a base whose layers model.quantize rounded otherwise than this version; take the one that began it",
 }
 _UNSAID = {

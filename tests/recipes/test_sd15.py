@@ -14,6 +14,7 @@ from flame_train import cli
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.sd15.names import lora_family
 from flame_train.models.sdxl.names_unet import SD_LEVELS, unet_from_diffusers
+from flame_train.text_encoders.clip.network import ClipArch, ClipTextEncoder
 from tests.recipes.bases import Train, below, check_continuation, options, short, small_base, trainer
 from tests.run_files import arrays_of
 
@@ -107,6 +108,17 @@ def test_a_folder_that_predicts_v_and_sees_a_second_image_is_refused_for_the_ima
     (tmp_path / "x4/scheduler/scheduler_config.json").write_text('{"prediction_type": "v_prediction"}')
     assert train(*options(f"model.checkpoint={tmp_path / 'x4'}")) == 3
     assert "an upscaling model" in capsys.readouterr().err
+
+
+def test_another_models_clip_is_refused_under_the_name_of_samples_option(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = ClipTextEncoder(ClipArch.tiny("quick_gelu", None, 48))
+    wide.init(np.random.default_rng(0), "float16")
+    save_file(tmp_path / "clip.safetensors", {name: weight.numpy() for name, weight in wide.weights()})
+    command = f"sample -m {base} -p cat --steps 1 --width 64 --height 64 --device cpu -o {tmp_path / 'a.png'}".split()
+    assert cli.run([*command, "--clip", str(tmp_path / "clip.safetensors")]) == 3
+    assert "error: --clip: " in capsys.readouterr().err
 
 
 def test_an_image_says_its_clip_skip(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,7 +182,7 @@ def test_an_image_whose_mask_changed_is_named(small_config, drawn, tmp_path, old
         rows = [{k: v for k, v in row.items() if k != "mask_cache"} for row in json.loads(report.read_text())]
         report.write_text(json.dumps(rows))
     named = "" if old else rf" \({paths[0].name} is with another mask\)"
-    with pytest.raises(OutputError, match=rf"other images or captions than data\.path holds now; put .*back{named} to"):
+    with pytest.raises(OutputError, match=rf"other images or captions than there are now; put .*back{named} to"):
         train(config)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -72,11 +73,14 @@ def test_other_settings_are_told_before_anything_is_trained(made, tmp_path, over
     assert not (tmp_path / "again").exists()
 
 
-def test_other_captions_are_told(made, tmp_path, drawn):
-    config, lora = made()
+@pytest.mark.parametrize("key", ["path", "sets"])
+def test_other_captions_are_told(made, tmp_path, drawn, key):
+    """With the folder, in whichever key it stands."""
+    config, lora = made(data={} if key == "path" else {"path": "", "sets": ({"path": str(drawn)},)})
     assert reproduce(lora, config, [], tmp_path / "again", "cpu", True)["differences"] == 0
     next(drawn.glob("*.txt")).write_text("something else")
-    with pytest.raises((ConfigError, DataError), match=r"its images or captions are not those of data\.path"):
+    said = rf"its images or captions are not those of data\.{key}: {re.escape(str(drawn))}"
+    with pytest.raises((ConfigError, DataError), match=said):
         reproduce(lora, config, [], tmp_path / "again", "cpu", True)
 
 

@@ -148,7 +148,8 @@ def refuse_differences(written: Written, plan: Plan) -> None:
         differing = {key: (written.metadata.get(key), value) for key, value in now.items() if key not in _OWN}
         rows += [(key, was, value) for key, (was, value) in differing.items() if was != value]
     other_data = written.metadata[_DATASET] != now[_DATASET]
-    data = f"its images or captions are not those of data.path: {c.data.path}"
+    key, places = ("data.sets", [one.path for one in c.data.sets]) if c.data.sets else ("data.path", [c.data.path])
+    data = f"its images or captions are not those of {key}: {', '.join(places)}"
     if rows:
         listing = table([(path, _short(was), _short(value)) for path, was, value in rows], "the file")
         more = f"\n{data}" if other_data else ""
