@@ -18,12 +18,12 @@ from benchmarks.torch_baseline import (
 from flame_train.errors import ConfigError
 from flame_train.models.anima.transformer import AnimaArch
 from flame_train.models.chroma.transformer import ChromaArch
-from flame_train.models.flux.blocks import axes_of
 from flame_train.models.flux.transformer import FluxArch
 from flame_train.models.krea2.arch import Krea2Arch
 from flame_train.models.sd3.mmdit import MMDiTArch
 from flame_train.models.sdxl.unet import UNetArch
 from flame_train.models.zimage.transformer import ZImageArch
+from flame_train.networks.rope import image_axes
 from flame_train.tools.bench.models import SIZE_CONDITIONING
 
 _UNET_TEXT = 77  # positions of the text
@@ -206,7 +206,7 @@ def _chroma_arguments(arch: ChromaArch) -> dict[str, Any]:
         **sizes_of(arch),
         "num_single_layers": arch.single_depth,
         "joint_attention_dim": arch.context_dim,
-        "axes_dims_rope": axes_of(arch.head_dim),
+        "axes_dims_rope": image_axes(arch.head_dim),
         "approximator_hidden_dim": arch.hidden,
         "approximator_layers": arch.layers,
     }

@@ -42,6 +42,18 @@ def published_axes(head_dim: int) -> tuple[int, int, int]:
     return head_dim - 2 * each, each, each
 
 
+def image_axes(head_dim: int) -> tuple[int, int, int]:
+    """Returns how many values of a head encode a token's image, its row and its column: 16, 56 and 56 of 128."""
+    each = head_dim * 7 // 16 // 2 * 2
+    return head_dim - 2 * each, each, each
+
+
+def film_axes(head_dim: int) -> tuple[int, int, int]:
+    """Returns how many values of a head encode a token's frame, its row and its column: 44, 42 and 42 of 128."""
+    each = head_dim // 6 * 2
+    return head_dim - 2 * each, each, each
+
+
 def stated_axes(
     stated: object, head_dim: int, usual: Callable[[int], tuple[int, int, int]] = published_axes
 ) -> tuple[int, int, int]:

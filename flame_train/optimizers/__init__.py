@@ -36,6 +36,13 @@ def betas_problem(betas: Sequence[float], key: str = "betas") -> Mapping[str, st
     return {key: f"expected each >= 0 and < 1, got {list(betas)}"}
 
 
+def averaging_problem(betas: Sequence[float]) -> Mapping[str, str]:
+    """Problems of decays of which the first says how much of the average is in the trained values."""
+    if betas[0] == 0:
+        return {"betas": "expected the first above 0, got 0: nothing would be averaged"}
+    return betas_problem(betas)
+
+
 OPTIMIZERS: Table[OptimizerKind] = Table(
     "name", "optimizer", entries_in(__name__, OptimizerKind), "adamw", aka=("optimizer_type",)
 )

@@ -12,7 +12,7 @@ from flame_train.engine.dtype import Array, float32, uint8
 from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.fused import Kernel
-from flame_train.engine.optim.optimizers import decayed
+from flame_train.engine.optim.optimizers import bias_corrections, decayed
 
 from .adamw import AdamW
 
@@ -46,10 +46,7 @@ class AdamW8bitRule:
         return state
 
     def numbers(self, state: State, step: Step) -> State:
-        """Gives the bias corrections: the divisors of the `first` moment and of the root of the `second`, 0-d fp32."""
-        xp, (b1, b2) = step.xp, self.betas
-        t = step.count.astype(np.float64) + 1.0
-        return {"first": (1.0 - b1**t).astype(float32), "second": xp.sqrt(1.0 - b2**t).astype(float32)}
+        return bias_corrections(self.betas, step)
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         xp, (b1, b2) = step.xp, self.betas

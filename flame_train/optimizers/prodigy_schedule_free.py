@@ -16,7 +16,7 @@ from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.fused import Kernel
 from flame_train.engine.optim.matrices import MatrixShape
 from flame_train.engine.optim.transform import singles
-from flame_train.optimizers import OptimizerKind, betas_problem
+from flame_train.optimizers import OptimizerKind, averaging_problem
 from flame_train.settings import field
 
 from .factored import Moments, matrix_kernel, moments_of, rms
@@ -207,9 +207,7 @@ class ProdigyScheduleFree(OptimizerKind):
     use_stableadamw: bool = field(True, "large updates of a matrix are scaled down by the root of their size")
 
     def problems(self, config: Any) -> Mapping[str, str]:
-        if self.betas[0] == 0:
-            return {"betas": "expected the first above 0, got 0: nothing would be averaged"}
-        return betas_problem(self.betas)
+        return averaging_problem(self.betas)
 
     def rule(self) -> ProdigyScheduleFreeRule:
         return ProdigyScheduleFreeRule(

@@ -12,7 +12,7 @@ from flame_train.engine.dtype import Array, float32
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.optimizers import decayed
 from flame_train.engine.optim.transform import singles
-from flame_train.optimizers import OptimizerKind, betas_problem
+from flame_train.optimizers import OptimizerKind, averaging_problem
 from flame_train.settings import field
 
 
@@ -81,9 +81,7 @@ class ScheduleFreeAdamW(OptimizerKind):
     weight_decay: float = field(0.0, "weight decay, decoupled from the gradient", ge=0, le=1)
 
     def problems(self, config: Any) -> Mapping[str, str]:
-        if self.betas[0] == 0:
-            return {"betas": "expected the first above 0, got 0: nothing would be averaged"}
-        return betas_problem(self.betas)
+        return averaging_problem(self.betas)
 
     def rule(self) -> ScheduleFreeAdamWRule:
         return ScheduleFreeAdamWRule(self.betas, self.eps, self.weight_decay)

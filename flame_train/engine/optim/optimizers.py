@@ -13,6 +13,13 @@ from .flat_parameters import FlatParameters
 from .transform import State, Step, check
 
 
+def bias_corrections(betas: tuple[float, float], step: Step) -> State:
+    """Returns the divisors of the `first` moment and of the root of the `second`, 0-d fp32."""
+    b1, b2 = betas
+    t = step.count.astype(np.float64) + 1.0
+    return {"first": (1.0 - b1**t).astype(float32), "second": step.xp.sqrt(1.0 - b2**t).astype(float32)}
+
+
 @dataclass(frozen=True, slots=True)
 class AdamWRule:
     """Adam with decoupled weight decay (arXiv 1711.05101) and bias correction, as torch.optim.AdamW."""
@@ -48,10 +55,7 @@ class AdamWRule:
         return m / (first * (xp.sqrt(v) / second + self.eps)), {"exp_avg": m, "exp_avg_sq": v}
 
     def numbers(self, state: State, step: Step) -> State:
-        """The bias corrections: the divisors of the `first` moment and of the root of the `second`, 0-d fp32."""
-        xp, (b1, b2) = step.xp, self.betas
-        t = step.count.astype(np.float64) + 1.0
-        return {"first": (1.0 - b1**t).astype(float32), "second": xp.sqrt(1.0 - b2**t).astype(float32)}
+        return bias_corrections(self.betas, step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from flame_train.networks.block_network import Block, BlockNetwork, Rounded, bou
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patched, token_grid, unpatchify
 from flame_train.networks.modulation import modulated
+from flame_train.networks.rope import film_axes
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _EPS: Final = 1e-6
@@ -97,8 +98,7 @@ class AnimaArch(TransformerArch):
     @property
     def axes(self) -> tuple[int, int, int]:
         """How many values of a head encode time (always 0 here), the row and the column of a token."""
-        each = self.head_dim // 6 * 2
-        return self.head_dim - 2 * each, each, each
+        return film_axes(self.head_dim)
 
 
 def _stretch(stated: Stated) -> tuple[float, float, float]:

@@ -27,7 +27,6 @@ from flame_train.models.flux.blocks import (
     Projections,
     RMSNorm,
     SingleStreamBase,
-    axes_of,
     block_sizes,
     gelu_feed_forward,
     gelu_mlp,
@@ -38,7 +37,7 @@ from flame_train.networks.arch import block_count, shape_of
 from flame_train.networks.block_network import BlockNetwork, Rounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
-from flame_train.networks.rope import RopeTables
+from flame_train.networks.rope import RopeTables, image_axes
 
 _TIME, _GUIDANCE, _PLACE = 16, 16, 32
 _FEATURES: Final = _TIME + _GUIDANCE + _PLACE
@@ -85,7 +84,7 @@ class ChromaArch(DoubleSingleArch):
         stated.require(
             attention_head_dim=arch.head_dim,
             num_attention_heads=arch.width // arch.head_dim,
-            axes_dims_rope=axes_of(arch.head_dim),
+            axes_dims_rope=image_axes(arch.head_dim),
             patch_size=1,
             approximator_num_channels=_FEATURES,
         )

@@ -19,7 +19,7 @@ from flame_train.networks.arch import Shapes, TransformerArch, block_count
 from flame_train.networks.attention_mlp import feed_forward
 from flame_train.networks.block_network import Block, bounded
 from flame_train.networks.modulation import modulated
-from flame_train.networks.rope import Angles, Grids, grid, rope_angles
+from flame_train.networks.rope import Angles, Grids, grid, image_axes, rope_angles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +44,10 @@ def block_sizes(shape: Callable[[Shapes, str], tuple[int, ...]], shapes: Shapes)
 _THETA: Final = 10000.0
 
 
-def axes_of(head_dim: int) -> tuple[int, int, int]:
-    """Returns how many values of a head encode the image (0, a control image 1), the row and the column of a token."""
-    each = head_dim * 7 // 16 // 2 * 2  # 56 of 128
-    return head_dim - 2 * each, each, each
-
-
 def position_angles(head_dim: int, text: int, grids: Grids) -> Angles:
     """Returns the angle by which each value of a head is rotated at each token, fp64 (S, E); text is at the origin."""
     images = [grid(*size, image=number) for number, size in enumerate(grids)]
-    return rope_angles(np.concatenate([np.zeros((text, 3)), *images]), axes_of(head_dim), _THETA)
+    return rope_angles(np.concatenate([np.zeros((text, 3)), *images]), image_axes(head_dim), _THETA)
 
 
 EPS: Final = 1e-6

@@ -24,7 +24,6 @@ from flame_train.models.flux.blocks import (
     DoubleStreamBase,
     Projections,
     SingleStreamBase,
-    axes_of,
     block_sizes,
     gelu_feed_forward,
     gelu_mlp,
@@ -34,7 +33,7 @@ from flame_train.networks.arch import shape_of
 from flame_train.networks.block_network import BlockNetwork, Rounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
-from flame_train.networks.rope import RopeTables
+from flame_train.networks.rope import RopeTables, image_axes
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
@@ -91,7 +90,7 @@ class FluxArch(DoubleSingleArch):
     @property
     def axes(self) -> tuple[int, int, int]:
         """How many values of a head encode the image (0, a control image 1), the row and the column of a token."""
-        return axes_of(self.head_dim)
+        return image_axes(self.head_dim)
 
 
 class MLPEmbedder(nn.Module):

@@ -19,17 +19,11 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
 from flame_train.networks.files.stated import NOTHING, Stated
-from flame_train.networks.rope import rope_angles, stated_axes
+from flame_train.networks.rope import image_axes, rope_angles, stated_axes
 
 FREQUENCIES: Final = 256  # the width of the sinusoid of times
 _EPS: Final = 1e-6
 _shape: Final = partial(shape_of, "Qwen-Image 2.1", "a Qwen-Image 2.1 transformer")
-
-
-def image_axes(head_dim: int) -> tuple[int, int, int]:
-    """Returns 16, 56 and 56 of 128, as published, and the like of other heads."""
-    each = head_dim * 7 // 16 // 2 * 2
-    return head_dim - 2 * each, each, each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

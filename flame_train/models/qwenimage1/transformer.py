@@ -19,14 +19,14 @@ import numpy as np
 from flame_train.engine import Tensor, checkpoint, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import float32
-from flame_train.models.qwenimage.arch import FREQUENCIES, image_axes
+from flame_train.models.qwenimage.arch import FREQUENCIES
 from flame_train.networks.arch import TransformerArch, block_count, shape_of
 from flame_train.networks.attention_mlp import feed_forward
 from flame_train.networks.block_network import Block, BlockNetwork, Rounded, bounded
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.modulation import gated, modulated
-from flame_train.networks.rope import Angles, Grids, RopeTables, rope_angles, stated_axes
+from flame_train.networks.rope import Angles, Grids, RopeTables, image_axes, rope_angles, stated_axes
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _EPS: Final = 1e-6

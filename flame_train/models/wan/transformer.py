@@ -25,7 +25,7 @@ from flame_train.networks.block_network import Block, BlockNetwork, Rounded, bou
 from flame_train.networks.files.stated import NOTHING, Stated
 from flame_train.networks.latents import patchify, token_grid, unpatchify
 from flame_train.networks.modulation import gated, modulated
-from flame_train.networks.rope import Angles, Grids, RopeTables, grid, rope_angles
+from flame_train.networks.rope import Angles, Grids, RopeTables, film_axes, grid, rope_angles
 
 PATCH: Final = 2  # the side of a token in latent pixels; it has one frame
 FREQUENCIES: Final = 256  # the width of the sinusoid of times
@@ -88,8 +88,7 @@ class WanArch(TransformerArch):
     @property
     def axes(self) -> tuple[int, int, int]:
         """How many values of a head encode the frame, the row and the column of a token: 44, 42 and 42 of 128."""
-        each = self.head_dim // 6 * 2
-        return self.head_dim - 2 * each, each, each
+        return film_axes(self.head_dim)
 
 
 def position_angles(arch: WanArch, _: int, frames: Grids) -> Angles:
