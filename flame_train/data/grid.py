@@ -143,7 +143,7 @@ def png(pixels: Pixels, parameters: str = "") -> bytes:
     return buffer.getvalue()
 
 
-def write_png(path: Path, pixels: Pixels, parameters: str = "") -> None:
+def write_png(path: Path, pixels: Pixels) -> None:
     """Writes a PNG, whole or not at all. Raises `OutputError` when the disk cannot take it."""
-    raw = png(pixels, parameters)
+    raw = png(pixels)
     write_atomically(path, [raw], len(raw))
