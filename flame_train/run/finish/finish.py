@@ -143,7 +143,7 @@ def _next(config: Config, family: str, lora: Path, device: str) -> list[str]:
         **{o: value for o, p in sample_options().items() if (value := values.get(p)) != keys()[p].default},
         "--width": first.width or sample.width or side,
         "--height": first.height or sample.height or side,
-        "--frames": "" if (frames := first.frames or sample.frames) == 1 else frames,
+        **({"--frames": frames, "--fps": sample.fps} if (frames := first.frames or sample.frames) > 1 else {}),
         "--steps": first.steps or sample.steps,
         "--guidance-scale": first.guidance_scale or sample.guidance_scale,
         "--sampler": "" if sampler == "euler" else sampler,
@@ -170,7 +170,7 @@ def _words(option: str, value: object) -> list[str]:
 def sample_options() -> dict[str, str]:
     """Returns the options of `sample` that have the meaning and the default of a key, with that key's path."""
     own = [name for name in keys() if name.startswith("text_encoders.") and not name.endswith(_OF_TRAINING)]
-    same = ("model.vae", *own, *(f"model.{name}" for name in _OF_MODEL), "sample.spacing", "sample.fps")
+    same = ("model.vae", *own, *(f"model.{name}" for name in _OF_MODEL), "sample.spacing")
     options = {f"--{path.partition('.')[2].replace('_', '-')}": path for path in same}
     return options | {"--precision": "train.precision", "--text-precision": "text_encoders.precision"}
 
