@@ -283,6 +283,10 @@ def sample(
     ] = 42,
     width: Annotated[int, typer.Option("--width", min=0, max=8192, help="Pixels; 0: --control's, or the model's.")] = 0,
     height: Annotated[int, typer.Option("--height", min=0, max=8192, help="Pixels; 0: the same.")] = 0,
+    resolution: Annotated[
+        int,
+        typer.Option("--resolution", min=0, max=8192, help="As data.resolution, for --control too; 0: the model's."),
+    ] = 0,
     frames: Annotated[int, typer.Option("--frames", min=1, help="Frames; more than one make a clip (Wan).")] = 1,
     fps: Annotated[int, typer.Option("--fps", min=0, max=120, help="Frames a second; 0: the model's.")] = 0,
     control: Annotated[
@@ -344,6 +348,7 @@ def sample(
         seed=seed,
         width=width,
         height=height,
+        resolution=resolution,
         frames=frames,
         fps=fps,
         control=control or [],

@@ -74,6 +74,7 @@ def sample(
     seed: int,
     width: int,
     height: int,
+    resolution: int = 0,
     frames: int = 1,
     fps: int = 0,
     device: str,
@@ -106,6 +107,7 @@ def sample(
         prediction: as `model.prediction` in a config; None: its default.
         precision: dtype of the networks.
         width, height: size of an image, in pixels; 0: that of the first control image, or the model's usual one.
+        resolution: side of the square whose area control images have, and of an image without sizes; 0: the model's.
         frames: of a sample; more than one make a clip.
         fps: frames a second of a clip; 0: the model's own.
         quantize, arithmetic: as `model.quantize` and `model.arithmetic` in a config.
@@ -178,7 +180,7 @@ def sample(
         for encoder in model.text:
             _ = encoder.vocabulary  # which may be looked for in these folders too
         section = with_defaults(section, model)
-        side = usual_keys(family.name).get("data.resolution", config.data.resolution)
+        side = resolution or usual_keys(family.name).get("data.resolution", config.data.resolution)
         check_sampling(requests(section, side, model), config.model, config.loss, model)
         read_images = read_requests(section, side, model)
         check_sampling(read_images, config.model, config.loss, model)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from flame_train import cli
 from flame_train.config.schema import ModelSection
@@ -90,10 +91,15 @@ def test_the_command_that_a_run_prints_has_its_control_images_and_what_reads_the
         "--qwen3-tokens 1024",
         "--text-precision fp32",
         f"--control {one} --control {two}",
+        "--resolution 64",
     ):
         assert part in said
     assert "--width" not in command  # the first control image says the size
-    assert cli.run([*command[1:], "--width", "64", "--height", "64", "-o", str(tmp_path / "again.png")]) == 0
+    assert cli.run([*command[1:], "-o", str(tmp_path / "again.png")]) == 0
+    places = tmp_path / "run" / "samples" / "step-000004.png", tmp_path / "again.png"
+    last, again = (np.asarray(Image.open(place), int) for place in places)
+    assert last.shape == again.shape
+    assert np.abs(last - again).max() <= 1
 
 
 @pytest.mark.parametrize(

@@ -134,15 +134,15 @@ def _next(config: Config, family: str, lora: Path, device: str) -> list[str]:
     first, side = (sample.prompts or (Prompt(),))[0], config.data.resolution
     negative = sample.negative if first.negative is None else first.negative
     control = sample.control if first.control is None else first.control
-    side = 0 if control else side  # that of the first control image
     sampler, values = first.sampler or SAMPLERS.chosen(sample).name, flat(config)
     options: dict[str, object] = {
         "-m": model.checkpoint,
         "--lora": lora,
         "--models": model.search[0] if len(model.search) == 1 else "",
         **{o: value for o, p in sample_options().items() if (value := values.get(p)) != keys()[p].default},
-        "--width": first.width or sample.width or side,
-        "--height": first.height or sample.height or side,
+        "--resolution": side if control else 0,  # the first control image gives the size, and all are seen at its area
+        "--width": first.width or sample.width or (0 if control else side),
+        "--height": first.height or sample.height or (0 if control else side),
         **({"--frames": frames, "--fps": sample.fps} if (frames := first.frames or sample.frames) > 1 else {}),
         "--steps": first.steps or sample.steps,
         "--guidance-scale": first.guidance_scale or sample.guidance_scale,
