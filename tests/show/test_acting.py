@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from flame_train.disk.open_folder import OpenFolder
+from flame_train.disk.roots import Roots
 from flame_train.io.requests import name_of
 from flame_train.io.run_process import PROCESS, lock
 from flame_train.io.runlog import LOCK
+from flame_train.ui import runs
 from flame_train.ui.lease import Lease
 
 from .conftest import until
@@ -74,6 +76,12 @@ def start(page, root, name="run; touch x", device="cuda"):
 
 def entry(page):
     return page.told("queue")["runs"][0]
+
+
+def test_a_run_that_has_said_nothing_yet_is_told_to_begin(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "is_locked", lambda _: True)
+    said = runs.told(OpenFolder.open(tmp_path), Roots([tmp_path]))
+    assert said == {"goes_on": True, "now": "its process begins: Python and libraries load", "lines": []}
 
 
 def test_a_run_is_started_told_and_stopped(page, root):

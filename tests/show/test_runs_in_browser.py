@@ -49,7 +49,7 @@ def test_from_an_empty_folder_to_a_lora(serve, open_page, root):
     page.wait_for_url("**/queue")
     seen = set()
     until(lambda: seen.add(text_of(page, "#queue .now")) or "\nstep 1/200" in text_of(page, "#queue .log"), 600)
-    assert {line.split()[0] for line in seen if line} >= {"its", "encoding"}
+    assert any(line.startswith("encoding") for line in seen)  # what comes first may be over before the page asks
     page.click("#queue a")
     wait(page, "document.querySelector('#acts button')")
     before = len(list(root.glob("example/run/samples/*.png")))
@@ -58,7 +58,7 @@ def test_from_an_empty_folder_to_a_lora(serve, open_page, root):
     page.click("#acts button:text('stop')")
     wait(page, "document.querySelector('#acts a.button')?.textContent.startsWith('continue from')", 120)
     until(lambda: "continue on cpu" in text_of(page, "#acts"), 120)
-    assert "interrupted" in page.inner_text("#status")
+    until(lambda: "interrupted" in text_of(page, "#status"), 60)
 
     # it goes on with another rate, in a folder of its own
     page.click("#acts a:text('continue from it with changes')")
