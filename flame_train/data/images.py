@@ -110,9 +110,9 @@ def decode_image(data: bytes, name: str) -> np.ndarray[Any, Any]:
     return _loaded(data, name)[0]
 
 
-def load_alpha(path: Path, *, name: str | None = None) -> tuple[np.ndarray[Any, Any], ImageInfo]:
+def load_alpha(path: Path) -> tuple[np.ndarray[Any, Any], ImageInfo]:
     """Loads as `load_image`, of the alpha channel: uint8 (H, W), 255 where the image has none."""
-    label = name if name is not None else shown(path)
+    label = shown(path)
     return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, "alpha")
 
 

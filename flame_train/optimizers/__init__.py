@@ -30,14 +30,14 @@ class OptimizerKind(Entry):
 
 
 def betas_problem(betas: Sequence[float], key: str = "betas") -> Mapping[str, str]:
-    """Problems of decays: each must be at least 0 and less than 1."""
+    """Says what is wrong with decays, of which each must be at least 0 and less than 1."""
     if all(0 <= beta < 1 for beta in betas):
         return {}
     return {key: f"expected each >= 0 and < 1, got {list(betas)}"}
 
 
 def averaging_problem(betas: Sequence[float]) -> Mapping[str, str]:
-    """Problems of decays of which the first says how much of the average is in the trained values."""
+    """Says what is wrong with decays of which the first puts a share of the average into the trained values."""
     if betas[0] == 0:
         return {"betas": "expected the first above 0, got 0: nothing would be averaged"}
     return betas_problem(betas)

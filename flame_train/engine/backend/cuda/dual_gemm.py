@@ -41,7 +41,7 @@ from .tuning import tuning_for
 _STRIP = 16  # columns of a tile of the thin operand, where that is read across its rows
 _LEAST = 1 << 20  # elements of the smallest result that the kernel is considered for
 _RANKS = (16, 32, 48, 64)
-_LONGEST_ROTATED = (1 << 31) // (4 * 127**2)  # terms of whole sums of which four are added up
+_LONGEST_ROTATED = (1 << 31) // (4 * 127 * 128)  # terms of whole sums of which four are added up; bases may hold -128
 _ADDED = np.dtype(
     [
         *(("plus", "u8"), ("bias", "u8"), ("plus_row", "i8"), ("hidden", "u8"), ("hidden_row", "i8")),
